@@ -1,0 +1,1 @@
+"""gemmake: compiles a checkpoint and a hardware description into one `.gembin` artifact."""

@@ -1,0 +1,1 @@
+"""gemcheck: the rules an artifact has to meet."""

@@ -1,0 +1,1 @@
+"""The device side: the engine's Python class and the artifact format."""

@@ -1,0 +1,1 @@
+"""The `.gembin` format in Python: written and read from csrc/FORMAT.md."""
