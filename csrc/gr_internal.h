@@ -1,0 +1,141 @@
+/* gr_internal.h: the engine's own structs and the seams between its files.
+ *
+ * gr_open.c turns bytes into views, the only place that reads offsets from a file. gr_model.c runs
+ * tokens through the views. gr_api.c owns the order of things. gr_port_*.c is the only place that
+ * may see libc beyond string.h, stdint.h, stddef.h and stdbool.h. */
+#ifndef GR_INTERNAL_H
+#define GR_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gembin.h"
+#include "gemrun.h"
+#include "gr_tok.h"
+
+/* ---- errors: a code and two numbers; text is made at the edge from a table ---- */
+typedef struct gr_error {
+    gemrun_status code;
+    uint64_t wanted, found; /* meaning by code: bytes, tokens, version, index, .. */
+    uint32_t what;          /* a fourcc of the section, or 0 */
+} gr_error;
+
+gemrun_status gr_fail(gr_error *e, gemrun_status code, uint32_t what, uint64_t wanted,
+                      uint64_t found);
+
+/* ---- views of an artifact: checked pointers into the image ---- */
+typedef struct gr_view {
+    gb_header header; /* copies, made before they were checked */
+    gb_conf conf;
+    gb_thermal thermal;
+    const gb_layer *layers;     /* copied tables, in the engine block */
+    const gb_tensor *tensors;
+    const gb_segment *segments;
+    const gb_plan *plans;
+    uint32_t layer_count, tensor_count, segment_count, plan_count;
+    const uint8_t *image; /* start of the mapped file: tensor offsets count from here */
+    uint64_t image_size;
+    const gb_rope *ropes; /* in the image, checked; tables too */
+    const uint8_t *rope_base;
+    const gb_test *tests;
+    uint32_t test_count;
+    bool has_chat;
+    gr_tok tok;   /* gr_tok.h */
+    gr_chat chat;
+} gr_view;
+
+/* Bytes of the copied tables that gr_open_view needs room for; 0 when the image is too damaged to
+ * tell. Reads only the header and the section table. */
+uint64_t gr_open_tables_size(const uint8_t *image, uint64_t size);
+/* Check everything and fill the view. `tables` holds gr_open_tables_size bytes, aligned to 64. */
+gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void *tables,
+                           bool check_weights, gr_error *e);
+
+/* ---- sizes (rule C: recomputed, must equal what the file says); gr_size.c ---- */
+uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */
+uint64_t gr_tensor_second_size(const gb_tensor *t);
+uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments);  /* bytes of one panel */
+uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l);          /* ring bytes */
+uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window);
+uint64_t gr_kv_token_size(uint32_t kv_type, const gb_layer *l); /* K and V of a token, all heads */
+uint64_t gr_buffer_size(const gr_view *v, uint32_t kind);
+uint64_t gr_engine_size(const gr_view *v); /* ram_engine */
+enum { GR_STACK_SIZE = 256 << 10, GR_ENGINE_FIXED = 64 << 10 };
+
+/* ---- crc ---- */
+uint32_t gr_crc32(uint32_t crc, const void *data, size_t size); /* zlib's, start with 0 */
+
+/* ---- the thread team (gr_port_*.c) ---- */
+typedef struct gr_team gr_team;
+typedef void (*gr_body)(void *arg, uint32_t thread, uint32_t threads);
+/* Run body on every thread of the team, the caller being thread 0; returns when all are done.
+ * Floating point is set up on every thread (NUMERICS F1). */
+void gr_team_run(gr_team *team, gr_body body, void *arg);
+/* Wait for all threads of the team inside a body. The last to arrive runs `serial(arg)` (may be
+ * NULL) before anybody goes on. Short spin, then sleep. */
+void gr_team_barrier(gr_team *team, void (*serial)(void *arg), void *arg);
+
+/* ---- the engine ---- */
+typedef struct gr_kernels gr_kernels; /* gr_kern.h: a table of functions, chosen at open */
+
+/* Internal hook of the compiler's calibration: float inputs of the products of one layer, only
+ * when its weights are float. stage is a gb_op (QKV, O, GATE_UP, DOWN); x is [rows][cols]. */
+typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const float *x,
+                           uint32_t rows, uint32_t cols);
+
+typedef struct gr_engine {
+    gr_view v;
+    const gr_kernels *kern;
+    gr_team *team;
+    uint32_t threads;
+    uint32_t context; /* positions in use: kv_cache_size */
+    uint32_t chunk;   /* tokens of a prefill step in use */
+    uint8_t *arena, *kv; /* v.header.ram_arena and ram_kv bytes, zeroed and touched */
+    uint8_t *buf[16];    /* arena buffers by gb_buffer kind */
+    uint32_t pos;        /* tokens in the cache */
+    bool logits_valid;
+    gr_error err;
+    gr_capture capture; /* NULL in normal use */
+    void *capture_user;
+    void *fwd; /* state of the running forward, on the caller's stack (gr_model.c) */
+} gr_engine;
+
+/* Static facts of the model that gr_model.c derives once at open (tensor lookups). Must fit the
+ * engine block; no allocation. Fails when a layer's tensors are incomplete. */
+gemrun_status gr_model_bind(gr_engine *e);
+/* One chunk (1..chunk tokens) at e->pos; the ring, e->pos and GB_BUF_IDS advance on success.
+ * want: 0 no logits, 1 logits of the last token, 2 `fn` after every token. Non-finite values:
+ * GEMRUN_E_NONFINITE, and the cache is as it was. */
+gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint32_t want,
+                         gemrun_logits_fn fn, void *user);
+/* Calibration: run the layers over given hidden states x [count][hidden], in place, no embedding,
+ * no head. Same cache rules. */
+gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count);
+void gr_kv_reset(gr_engine *e);
+
+/* ---- kernels ---- */
+const gr_kernels *gr_kernels_pick(const char *name); /* NULL name: best; NULL result: cannot run */
+const char *gr_kernels_name(const gr_kernels *k);
+bool gr_cpu_has_avx2_fma(void); /* gr_port_*.c: cpuid and the state saved by the system */
+
+/* ---- sampling (gr_sample.c) ---- */
+typedef struct gr_rng {
+    uint64_t state, inc; /* PCG32 */
+} gr_rng;
+void gr_rng_seed(gr_rng *r, uint64_t seed);
+/* Pick a token from GB_BUF_LOGITS (changed in place by penalties, bans and bias). */
+gemrun_status gr_sample(gr_engine *e, const gemrun_request *q, gr_rng *rng, uint32_t *out_id);
+
+/* ---- floating-point environment (NUMERICS F1), inline assembly in the port ---- */
+uint64_t gr_fp_enter(void); /* set round-to-nearest, no flush to zero; returns what was set */
+void gr_fp_leave(uint64_t saved);
+
+/* ---- exact float primitives (gr_math.c) ---- */
+float gr_fmaf_soft(float x, float y, float z); /* F2: exact without the instruction */
+float gr_sqrtf(float x);                       /* correctly rounded */
+float gr_expf(float x);
+float gr_tanhf(float x);
+double gr_log(double x); /* sampler statistics only, never a logit */
+
+#endif
