@@ -1,0 +1,56 @@
+# make demo    install into .venv, fetch a small model, compile it, check it, ask it a question
+# make test    everything that has to pass: lint, types, warnings, sanitizers, tests
+# make dev     build the native modules in place (VENV=/path uses an environment of your own)
+SHELL := /bin/sh
+VENV ?= .venv
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+PYTEST_ARGS ?=
+BIN := $(abspath $(VENV))/bin
+LOCKED := mkdir -p build && flock build/.lock
+export PATH := $(BIN):$(PATH)
+
+.PHONY: demo test dev native setup fetch lint warnings sanitize pytest soak fuzz bench clean
+
+demo:
+	@$(PYTHON) tools/setup.py --venv $(VENV) demo
+	@$(MAKE) --no-print-directory native
+	@$(BIN)/python tools/demo.py --model $(MODEL)
+
+test:
+	@$(PYTHON) tools/setup.py --venv $(VENV) test
+	@$(MAKE) --no-print-directory native fetch lint warnings sanitize pytest
+
+# An environment of your own is used as it is.
+dev: $(if $(filter .venv,$(VENV)),setup) native
+
+setup:
+	@$(PYTHON) tools/setup.py --venv $(VENV) dev
+
+native:
+	@$(LOCKED) cmake --preset dev -DPython_EXECUTABLE=$(BIN)/python --log-level=WARNING > build/configure.log
+	@$(LOCKED) cmake --build build/dev
+	@$(LOCKED) cmake --install build/dev --component cli --prefix $(BIN)/.. > build/install.log
+
+fetch:
+	@$(BIN)/python tools/fetch.py
+
+lint:
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+warnings:
+	@$(LOCKED) cmake --preset ci --log-level=WARNING
+	@$(LOCKED) cmake --build build/ci
+
+sanitize:
+	@$(LOCKED) cmake --preset sanitize --log-level=WARNING
+	@$(LOCKED) cmake --build build/sanitize
+	@ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j 2
+
+pytest:
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+clean:
+	rm -rf build dist gemrun/_engine*.so gemmake/_helper*.so
