@@ -29,7 +29,7 @@ setup:
 
 native:
 	@$(LOCKED) cmake --preset dev -DPython_EXECUTABLE=$(BIN)/python --log-level=WARNING > build/configure.log
-	@$(LOCKED) cmake --build build/dev
+	@$(LOCKED) cmake --build build/dev -- -k 0
 	@$(LOCKED) cmake --install build/dev --component cli --prefix $(BIN)/.. > build/install.log
 
 fetch:

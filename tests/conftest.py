@@ -87,14 +87,14 @@ def handbook_en() -> str:
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all workers of this run share; it is removed with pytest's own temporary files."""
+    """A folder that all workers of this run share; removed with pytest's temporary files."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(run_dir: Path) -> Callable[..., Path]:
-    """Factory: `tiny_checkpoint("gemma3", seed=0)` is a random checkpoint's folder, made once a run."""
+    """Factory: `tiny_checkpoint("gemma3", seed=0)` is a random checkpoint's folder."""
 
     def make(family: str, seed: int = 0) -> Path:
         final = run_dir / "tiny" / f"{family}-{seed}"

@@ -44,8 +44,7 @@ def cache_dir() -> Path:
     """The cache folder; not created here."""
     if chosen := os.environ.get("GEM_CACHE"):
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "gemmake"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemmake"
 
 
 def table() -> dict[str, Any]:
