@@ -1,0 +1,113 @@
+"""What a compile was asked to do: one frozen record, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from gemmake.errors import UsageError
+
+
+class Quantization(str, Enum):
+    """Weight format of the body: q4h, q8, or float32."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+    NONE = "none"
+
+
+class KvType(str, Enum):
+    """KV cache: float (f32 with float weights, else f16), or int8 with group scales."""
+
+    DENSE = "dense"
+    INT8 = "int8"
+
+
+class Effort(str, Enum):
+    """How int4 codes are found: `fast` searches bounds, `full` adds error feedback (GPTQ)."""
+
+    FAST = "fast"
+    FULL = "full"
+
+
+class Int4Format(str, Enum):
+    """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8."""
+
+    Q4H = "q4h"
+    Q4RAW = "q4raw"
+
+
+#: The options of DESIGN section 5 that do not work yet, each with the reason it is refused.
+#: The list may only shrink; tests/unit/test_gemmake_options.py holds a copy.
+REFUSED: dict[str, str] = {
+    "--throttle-mode": "throttling is done by the control daemon, which is not part of this version",
+    "--profile": "memory profiles are not part of this version",
+    "--prefill-sample-ratio": "it calibrates the dynamic sparse KV cache, which is not part of this "
+    "version",
+    "--kv-cache-type dynamic-sparse": "the sparse KV cache is not part of this version; use "
+    "--kv-cache-type int8",
+}
+
+MEMORY_LAYOUT = "compile-time-deterministic"
+MAX_CONTEXT = 1 << 20
+MAX_THREADS = 8
+MAX_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Everything that decides the bytes of an artifact, and where it goes.
+
+    `context` is the compiled KV cache size in tokens, `chunk` the tokens of a prefill step,
+    `run_threads` the thread count that the memory total is stated for (None: from the target).
+    `workers` is the compile's own thread count and never changes a byte.
+    """
+
+    model: Path
+    target: str
+    output: Path
+    quantization: Quantization = Quantization.INT4
+    kv_type: KvType = KvType.INT8
+    context: int = 1024
+    chunk: int = 128
+    run_threads: int | None = None
+    temperature_threshold: float | None = None
+    config: Path | None = None
+    effort: Effort = Effort.FULL
+    int4_format: Int4Format = Int4Format.Q4H
+    calibration: Path | None = None
+    dump_after: tuple[str, ...] = ()
+    verbose: bool = False
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of their ranges. Raises UsageError."""
+        _within("--kv-cache-size", self.context, 1, MAX_CONTEXT, "tokens")
+        _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
+        if self.run_threads is not None:
+            _within("--run-threads", self.run_threads, 1, MAX_THREADS, "threads")
+        if self.temperature_threshold is not None:
+            _within("--temperature-threshold", self.temperature_threshold, 30, 125, "°C")
+
+    def recorded(self) -> dict[str, object]:
+        """The options that decide bytes, for the manifest: no paths, no thread counts."""
+        return {
+            "chunk": self.chunk,
+            "context": self.context,
+            "effort": self.effort.value,
+            "int4_format": self.int4_format.value,
+            "kv_cache_type": self.kv_type.value,
+            "memory_layout": MEMORY_LAYOUT,
+            "quantization": self.quantization.value,
+            "run_threads": self.run_threads,
+            "target": self.target,
+            "temperature_threshold": self.temperature_threshold,
+        }
+
+
+def _within(option: str, value: float, low: float, high: float, unit: str) -> None:
+    if not low <= value <= high:
+        raise UsageError(
+            f"{option}: {value:g} {unit} is out of range; use {low:g} to {high:g} {unit}"
+        )
