@@ -1,0 +1,69 @@
+""".pt and .pth state dicts. The pickle is opened in a subprocess that loads weights only.
+
+The worker writes plain row-major data to a temporary file, from which this process streams. The
+file is unlinked as soon as it is open, so that nothing is left behind however the compile ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gemmake.errors import CheckpointError
+from gemmake.load.source import (
+    RawTensor,
+    SourceFile,
+    base_name,
+    checked_product,
+    item_size,
+    plain_tensor,
+)
+
+_WORKER = "gemmake.load.pt_worker"
+
+
+def read_pt(path: Path) -> dict[str, RawTensor]:
+    """The tensors of a state dict by name. CheckpointError when it is refused or damaged."""
+    name = base_name(path)
+    with tempfile.TemporaryDirectory(prefix="gemmake-pt-") as folder:
+        data = Path(folder) / "tensors"
+        report = _run_worker(path, data, Path(folder))
+        if "error" in report:
+            raise CheckpointError(f"{name}: {report['error']}")
+        source = SourceFile(data)
+    source.name = name
+    tensors = {}
+    for entry in report["tensors"]:
+        shape, offset = tuple(entry["shape"]), entry["offset"]
+        size = checked_product(shape, name) * (item_size(entry["dtype"]) or 0)
+        if offset + size > source.size:
+            raise CheckpointError(f"{name}: the worker wrote too little; is the disk full?")
+        tensors[entry["name"]] = plain_tensor(source, entry["name"], shape, entry["dtype"], offset)
+    return tensors
+
+
+def _run_worker(path: Path, data: Path, folder: Path) -> dict[str, Any]:
+    """Start the worker with this interpreter and import path, away from the current folder."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
+    command = [sys.executable, "-m", _WORKER, str(path.absolute()), str(data)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    try:
+        report = json.loads(done.stdout.decode("utf-8").strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        report = None
+    if isinstance(report, dict) and ("error" in report or done.returncode == 0):
+        return report
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    reason = lines[-1][:200] if lines else "no message"
+    if done.returncode < 0:
+        reason = f"signal {-done.returncode}, perhaps out of memory"
+    raise CheckpointError(
+        f"{base_name(path)}: the process that reads it ended with {done.returncode} ({reason}); "
+        "convert the checkpoint to safetensors"
+    )
