@@ -19,7 +19,9 @@ typedef struct gr_error {
     gemrun_status code;
     uint64_t wanted, found; /* meaning by code: bytes, tokens, version, index, .. */
     uint32_t what;          /* a fourcc of the section, or 0 */
+    uint32_t record;        /* index of the record at fault, or GR_NO_RECORD */
 } gr_error;
+#define GR_NO_RECORD UINT32_MAX
 
 gemrun_status gr_fail(gr_error *e, gemrun_status code, uint32_t what, uint64_t wanted,
                       uint64_t found);
@@ -36,21 +38,26 @@ typedef struct gr_view {
     uint32_t layer_count, tensor_count, segment_count, plan_count;
     const uint8_t *image; /* start of the mapped file: tensor offsets count from here */
     uint64_t image_size;
-    const gb_rope *ropes; /* in the image, checked; tables too */
+    const gb_rope *ropes;     /* copied; their offsets count from rope_base, in the image */
     const uint8_t *rope_base;
-    const gb_test *tests;
-    uint32_t test_count;
+    const uint8_t *tests;     /* gb_test records in the image, a stride apart */
+    uint32_t test_count, test_stride;
     bool has_chat;
     gr_tok tok;   /* gr_tok.h */
     gr_chat chat;
 } gr_view;
 
+/* The first eleven checks of FORMAT.md, section 3: header and signature block. */
+gemrun_status gr_open_header(gb_header *h, const uint8_t *image, uint64_t size, gr_error *e);
 /* Bytes of the copied tables that gr_open_view needs room for; 0 when the image is too damaged to
- * tell. Reads only the header and the section table. */
+ * tell. Reads only the header and the section table. At most GR_TABLES_FIXED above what
+ * gr_engine_size counts for the records. */
 uint64_t gr_open_tables_size(const uint8_t *image, uint64_t size);
-/* Check everything and fill the view. `tables` holds gr_open_tables_size bytes, aligned to 64. */
+enum { GR_TABLES_FIXED = 12 << 10 }; /* section table, CONF, THRM, ROPE records, alignment */
+/* Check everything and fill the view. `tables` is aligned to 64 and stays in use; with less room
+ * than gr_open_tables_size says, the first copy without room fails. */
 gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void *tables,
-                           bool check_weights, gr_error *e);
+                           uint64_t tables_size, bool check_weights, gr_error *e);
 
 /* ---- sizes (rule C: recomputed, must equal what the file says); gr_size.c ---- */
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */

@@ -1,0 +1,203 @@
+/* gr_size.c: the size of everything, computed from shapes (rule C).
+ *
+ * The reader compares these with what a file says, the kernels take panel sizes from here, and
+ * FORMAT.md states the same formulas. Nothing here reads a file or trusts a product: see
+ * gr_check.h. */
+#include "gr_check.h"
+#include "gr_internal.h"
+
+static bool is_float(uint32_t format)
+{
+    return format == GB_FMT_F32 || format == GB_FMT_F16;
+}
+
+/* Bytes of a superblock of `groups` groups, 0 where the format has none. */
+static uint64_t super_size(uint32_t format, uint64_t groups)
+{
+    switch (format) {
+    case GB_FMT_Q4H: /* codes 256, scales 16, zero points 16 */
+        return gr_pad(gr_mul(groups, 288), GB_LINE);
+    case GB_FMT_Q4RAW_F16: /* codes 256, sixteen two-byte scales */
+    case GB_FMT_Q4RAW_BF16:
+        return gr_pad(gr_mul(groups, 288), GB_LINE);
+    case GB_FMT_Q8: /* high plane 256, low plane 256, scales 16 */
+        return gr_pad(gr_mul(groups, 528), GB_LINE);
+    default:
+        return 0;
+    }
+}
+
+uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
+{
+    const gb_segment *s = segments + t->seg_first;
+    if (s->format == GB_FMT_VECTOR) {
+        return gr_pad(gr_mul(t->cols, 4), GB_LINE);
+    }
+    if (is_float(s->format)) {
+        return gr_pad(gr_mul(t->cols, s->format == GB_FMT_F32 ? 64 : 32), GB_LINE);
+    }
+    uint64_t size = GB_LINE; /* super-scales */
+    if (s->format == GB_FMT_Q8_ROWS) {
+        return gr_add(size, gr_mul(s->group_count, 256));
+    }
+    for (uint32_t i = 0; i < t->seg_count; i++) {
+        uint64_t full = s[i].group_count / GB_SUPERBLOCK, rest = s[i].group_count % GB_SUPERBLOCK;
+        size = gr_add(size, gr_mul(full, super_size(s[i].format, GB_SUPERBLOCK)));
+        size = gr_add(size, super_size(s[i].format, rest));
+    }
+    return size;
+}
+
+uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments)
+{
+    if (segments[t->seg_first].format == GB_FMT_VECTOR) {
+        return gr_panel_size(t, segments);
+    }
+    uint64_t panels = gr_mul(t->parts, t->rows_padded / GB_PANEL);
+    return gr_mul(panels, gr_panel_size(t, segments));
+}
+
+uint64_t gr_tensor_second_size(const gb_tensor *t)
+{
+    uint64_t groups = t->cols_padded / GB_GROUP;
+    return gr_mul(t->rows_padded / GB_PANEL, gr_mul(groups, 256));
+}
+
+/* ---- KV ---- */
+
+uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window)
+{
+    uint64_t all = gr_pad(context, GB_KV_BLOCK) / GB_KV_BLOCK;
+    uint64_t ring = gr_pad(window, GB_KV_BLOCK) / GB_KV_BLOCK + 1; /* a block is written early */
+    return (uint32_t)(window == 0 || ring > all ? all : ring);
+}
+
+/* Bytes of one token's codes, and of its scales, for K or V of one head. */
+static uint64_t kv_codes(uint32_t kv_type, const gb_layer *l)
+{
+    return gr_mul(l->head_dim, kv_type == GB_KV_INT8 ? 1 : kv_type == GB_KV_F16 ? 2 : 4);
+}
+
+static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
+{
+    return kv_type == GB_KV_INT8 && l->kv_group ? gr_mul(l->head_dim / l->kv_group, 2) : 0;
+}
+
+uint64_t gr_kv_token_size(uint32_t kv_type, const gb_layer *l)
+{
+    uint64_t one = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));
+    return gr_mul(l->kv_heads, gr_mul(one, 2));
+}
+
+uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l)
+{
+    uint64_t token = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));
+    uint64_t block = gr_pad(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
+    return gr_mul(l->kv_heads, gr_mul(l->kv_blocks, block));
+}
+
+/* ---- arena ---- */
+
+/* The chunk's K and V of the largest layer: four parts, each on a line. */
+static uint64_t kv_scratch(const gr_view *v)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < v->layer_count; i++) {
+        const gb_layer *l = v->layers + i;
+        uint64_t rows = gr_mul(v->conf.chunk, l->kv_heads);
+        uint64_t codes = gr_pad(gr_mul(rows, kv_codes(v->conf.kv_type, l)), GB_LINE);
+        uint64_t scales = gr_pad(gr_mul(rows, kv_scales(v->conf.kv_type, l)), GB_LINE);
+        most = gr_max(most, gr_mul(gr_add(codes, scales), 2));
+    }
+    return most;
+}
+
+static uint64_t query_size(const gr_view *v, uint64_t width)
+{
+    uint64_t chunk = v->conf.chunk, groups = 0;
+    if (v->conf.kv_type != GB_KV_INT8) {
+        return gr_mul(gr_mul(chunk, width), 4);
+    }
+    for (uint32_t i = 0; i < v->layer_count; i++) {
+        const gb_layer *l = v->layers + i;
+        if (l->kv_group) {
+            groups = gr_max(groups, gr_mul(l->heads, l->head_dim / l->kv_group));
+        }
+    }
+    uint64_t scales = gr_pad(gr_mul(gr_mul(chunk, groups), 4), GB_LINE);
+    return gr_add(gr_pad(gr_mul(chunk, width), GB_LINE), scales);
+}
+
+static bool consumes(uint32_t role, uint32_t kind)
+{
+    switch (kind) {
+    case GB_BUF_XN:
+        return role == GB_ROLE_Q || role == GB_ROLE_K || role == GB_ROLE_V ||
+               role == GB_ROLE_GATE_UP || role == GB_ROLE_HEAD;
+    case GB_BUF_ATT:
+        return role == GB_ROLE_O;
+    default:
+        return role == GB_ROLE_DOWN;
+    }
+}
+
+/* Input of a product, n wide: quantised if a consumer is, and float if a consumer is. */
+static uint64_t act_size(const gr_view *v, uint32_t kind, uint64_t n)
+{
+    bool quantised = false, floats = false;
+    for (uint32_t i = 0; i < v->tensor_count; i++) {
+        const gb_tensor *t = v->tensors + i;
+        bool tied = i == v->conf.tens_head && kind == GB_BUF_XN;
+        if (consumes(t->role, kind) || tied) {
+            bool f = is_float(v->segments[t->seg_first].format);
+            floats = floats || f;
+            quantised = quantised || !f;
+        }
+    }
+    uint64_t chunk = v->conf.chunk, wide = gr_pad(n, GB_GROUP), size = 0;
+    if (quantised) {
+        uint64_t side = gr_pad(gr_mul(gr_mul(chunk, wide / GB_GROUP), 4), GB_LINE);
+        size = gr_add(gr_pad(gr_mul(chunk, wide), GB_LINE), gr_mul(side, 2));
+    }
+    return floats ? gr_add(size, gr_pad(gr_mul(gr_mul(chunk, n), 4), GB_LINE)) : size;
+}
+
+uint64_t gr_buffer_size(const gr_view *v, uint32_t kind)
+{
+    const gb_conf *c = &v->conf;
+    uint64_t context = c->context, rows = gr_pad(c->vocab_rows, GB_UNIT), width = 0, ffn = 0;
+    uint64_t stream = gr_mul(gr_mul(c->chunk, c->hidden), 4), size = 0;
+    for (uint32_t i = 0; i < v->layer_count; i++) {
+        width = gr_max(width, gr_mul(v->layers[i].heads, v->layers[i].head_dim));
+        ffn = gr_max(ffn, v->layers[i].ffn);
+    }
+    switch (kind) {
+    case GB_BUF_X:      size = stream; break;
+    case GB_BUF_XN:     size = act_size(v, kind, c->hidden); break;
+    case GB_BUF_Q:      size = query_size(v, width); break;
+    case GB_BUF_KV:     size = kv_scratch(v); break;
+    case GB_BUF_ATT:    size = act_size(v, kind, width); break;
+    case GB_BUF_SCORES: size = gr_mul(context, 4 * GB_MAX_THREADS); break;
+    case GB_BUF_Y:      size = stream; break;
+    case GB_BUF_H:      size = act_size(v, kind, ffn); break;
+    case GB_BUF_LOGITS: size = gr_mul(rows, 4); break;
+    case GB_BUF_CAND:   size = gr_mul(rows, 4); break;
+    case GB_BUF_SEEN:   size = rows / 8; break;
+    case GB_BUF_IDS:    size = gr_mul(context, 4); break;
+    case GB_BUF_PROMPT: size = gr_mul(gr_add(context, 1), 4); break;
+    case GB_BUF_TOK:    size = gr_add(gr_mul(c->text_limit, 32), 65536); break;
+    case GB_BUF_HIDDEN: size = gr_mul(c->hidden, 4); break;
+    default:            break;
+    }
+    return gr_pad(size, GB_LINE);
+}
+
+uint64_t gr_engine_size(const gr_view *v)
+{
+    uint64_t size = GR_ENGINE_FIXED;
+    size = gr_add(size, gr_mul(v->layer_count, sizeof(gb_layer)));
+    size = gr_add(size, gr_mul(v->tensor_count, sizeof(gb_tensor)));
+    size = gr_add(size, gr_mul(v->segment_count, sizeof(gb_segment)));
+    size = gr_add(size, gr_mul(v->plan_count, sizeof(gb_plan)));
+    return gr_pad(size, 4096);
+}
