@@ -1,0 +1,149 @@
+"""From records to header and parts: places the sections and fills in every derived figure.
+
+The compiler decides records and buffers; what follows from them (offsets, features, memory
+figures, kv_layout_id) is computed here once, so that no caller can get it wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gemrun.format import sizes, spec, writer
+from gemrun.format.spec import Conf, Header, Layer, Plan, Rope, Segment, Tensor, Thermal
+from gemrun.format.writer import Part
+
+
+@dataclass(frozen=True)
+class Records:
+    """Everything of an artifact but the weights' bytes."""
+
+    conf: Conf
+    layers: Sequence[Layer]
+    tensors: Sequence[Tensor]  # offsets from the start of WHOT
+    segments: Sequence[Segment]
+    plans: Sequence[Plan]
+    rope: bytes  # rope_section()
+    tokn: bytes
+    tmpl: bytes | None
+    thermal: Thermal
+    tests: bytes  # writer.blank_tests(n) where the engine fills them in later
+    hdf: bytes  # canonical JSON
+    hdf_sha256: bytes
+    manifest: bytes | int  # bytes, or the size to reserve
+    weights_size: int  # bytes of WHOT
+    target: str
+    isa: int = 0
+    isa_features: int = 0
+    ram_budget: int = 0  # bytes, 0 = not stated
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What ArtifactWriter takes, and the memory figures."""
+
+    header: Header
+    parts: tuple[Part, ...]
+    totals: sizes.Totals
+    file_size: int
+    weights_offset: int
+
+
+def rope_section(tables: Sequence[tuple[int, int, bytes]]) -> bytes:
+    """ROPE from (pairs, positions, table bytes)."""
+    at = spec.size_of(Rope) * len(tables)
+    heads, body = b"", b""
+    for pairs, positions, table in tables:
+        if len(table) != 8 * pairs * positions:
+            raise ValueError(f"rope table of {len(table)} bytes for {pairs} x {positions}")
+        start = sizes.pad(at, spec.LINE)
+        heads += Rope(pairs=pairs, positions=positions, offset=start).pack()
+        body += bytes(start - at) + table
+        at = start + len(table)
+    return heads + body
+
+
+def place_tensors(
+    tensors: Sequence[Tensor], segments: Sequence[Segment]
+) -> tuple[tuple[Tensor, ...], int]:
+    """Offsets and sizes of tensors in this order from the start of WHOT, and the size of WHOT."""
+    at, end, out = 0, 0, []
+    for tensor in tensors:
+        size, second = sizes.tensor_size(tensor, sizes.segments_of(tensor, segments))
+        end = at + size
+        low = sizes.pad(end, spec.ALIGN) if second else 0
+        placed = replace(tensor, offset=at, size=size, second_offset=low, second_size=second)
+        out.append(placed)
+        end = low + second if second else end
+        at = sizes.pad(end, spec.ALIGN)
+    return tuple(out), end
+
+
+def place_kv(conf: Conf, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Ring blocks, sizes and offsets of the layers."""
+    at, out = 0, []
+    for index, layer in enumerate(layers):
+        blocks = sizes.kv_blocks(conf.context, layer.window)
+        layer = replace(layer, kv_source=index, kv_blocks=blocks, kv_offset=at)
+        layer = replace(layer, kv_size=sizes.kv_layer_size(conf.kv_type, layer))
+        at += layer.kv_size
+        out.append(layer)
+    return tuple(out)
+
+
+def assemble(records: Records) -> Assembled:
+    """Place the sections, move the tensors to file offsets, and compute the header."""
+    conf, layers, segments = records.conf, records.layers, records.segments
+    manifest = records.manifest
+    plain: list[Part] = [
+        writer.section_part("CONF", conf.pack()),
+        writer.section_part("LAYR", b"".join(la.pack() for la in layers)),
+        writer.reserved_part("TENS", spec.size_of(Tensor) * len(records.tensors)),
+        writer.section_part("SEGM", b"".join(s.pack() for s in segments)),
+        writer.section_part("PLAN", b"".join(p.pack() for p in records.plans)),
+        writer.section_part("TOKN", records.tokn),
+        *([] if records.tmpl is None else [writer.section_part("TMPL", records.tmpl)]),
+        writer.section_part("ROPE", records.rope),
+        writer.section_part("THRM", records.thermal.pack()),
+        writer.section_part("TEST", records.tests),
+        writer.section_part("HDFJ", records.hdf),
+        Part("MANI", manifest)
+        if isinstance(manifest, int)
+        else writer.section_part("MANI", manifest),
+        Part("WHOT", records.weights_size),
+    ]
+    offsets, file_size = writer.place([(p.type, p.size) for p in plain])
+    start = offsets[-1]
+    tens = b"".join(_moved(t, start).pack() for t in records.tensors)
+    parts = tuple(writer.section_part("TENS", tens) if p.type == "TENS" else p for p in plain)
+    totals = sizes.totals(
+        conf,
+        layers,
+        len(records.tensors),
+        len(segments),
+        records.plans,
+        file_size,
+        records.weights_size,
+    )
+    header = Header(
+        required_features=sizes.features_of(conf, segments),
+        ram_weights=totals.weights,
+        ram_arena=totals.arena,
+        ram_kv=totals.kv,
+        ram_total=totals.total,
+        ram_budget=records.ram_budget,
+        isa=records.isa,
+        isa_features=records.isa_features,
+        kv_layout_id=sizes.kv_layout_id(conf, layers),
+        hdf_sha256=records.hdf_sha256,
+        target=spec.text_field(records.target, 16),
+        ram_tables=totals.tables,
+        ram_engine=totals.engine,
+        ram_stacks=totals.stacks,
+    )
+    return Assembled(header, parts, totals, file_size, start)
+
+
+def _moved(tensor: Tensor, start: int) -> Tensor:
+    second = tensor.second_offset + start if tensor.second_size else 0
+    return replace(tensor, offset=tensor.offset + start, second_offset=second)

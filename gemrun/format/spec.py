@@ -1,0 +1,520 @@
+"""On-disk records, enums and limits of `.gembin` 1.0, as csrc/gembin.h declares them.
+
+A test compiles a probe over the header and compares every size, offset and number. Records are
+frozen dataclasses; `pack` gives their bytes, `unpack` reads the known part of a possibly longer
+record. No field is interpreted here: rules are in reader.py, sizes in sizes.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, IntFlag
+from typing import Any, TypeVar
+
+MAGIC = b"\x8bGEM\r\n\x1a\n"
+BYTE_ORDER = 0x01020304
+MAJOR = 1
+MINOR = 0
+ENGINE_ABI = 1
+
+ALIGN = 256  # every section and every tensor
+WEIGHT_ALIGN = 65536  # WHOT
+LINE = 64  # supers, superblocks, arena buffers, KV blocks
+PANEL = 16  # rows of a panel
+GROUP = 32  # inputs of a quantisation group
+SUPERBLOCK = 8  # groups of a full superblock
+UNIT = 32  # output rows of a unit of work
+KV_BLOCK = 32  # tokens of a KV ring block
+MAX_SECTIONS = 64
+MAX_LAYERS = 256
+MAX_TENSORS = 65536
+MAX_SEGMENTS = 65536
+MAX_PLAN = 64
+MAX_ROPES = 4
+MAX_VOCAB = 1 << 20
+MAX_CONTEXT = 1 << 20
+MAX_CHUNK = 4096
+MAX_HIDDEN = 65536
+MAX_FFN = 1 << 20
+MAX_HEADS = 1024
+MAX_HEAD_DIM = 512
+MAX_THREADS = 8
+MAX_TESTS = 64
+TEST_PROMPT = 400
+TEST_STEPS = 64
+MAX_MANIFEST = 16 << 20
+
+HEADER_SIZE = 256
+SIGNATURE_OFFSET = 256
+TABLE_OFFSET = 512
+ENTRY_SIZE = 128
+
+# Section types, in file order.
+SECTIONS = (
+    "CONF",
+    "LAYR",
+    "TENS",
+    "SEGM",
+    "PLAN",
+    "TOKN",
+    "TMPL",
+    "ROPE",
+    "THRM",
+    "TEST",
+    "HDFJ",
+    "MANI",
+    "WHOT",
+)
+OPTIONAL_SECTIONS = frozenset({"TMPL"})
+
+
+def fourcc(name: str) -> int:
+    """The section type that four letters stand for."""
+    return int.from_bytes(name.encode("ascii"), "little")
+
+
+class SectionFlag(IntFlag):
+    """Bits of a section entry's flags."""
+
+    REQUIRED = 1
+    HOT = 2
+    COLD = 4
+    SECRET = 8
+
+
+class Feature(IntFlag):
+    """Bits of required_features."""
+
+    DENSE = 1
+    Q4H = 2
+    Q4RAW = 4
+    Q8 = 8
+    FLOAT = 16
+    KV_INT8 = 32
+    KV_FLOAT = 64
+
+
+REQ_KNOWN = 0x7F
+
+
+class Isa(IntEnum):
+    """Advice: the instruction set an artifact was made for."""
+
+    ANY = 0
+    X86_64 = 1
+    AARCH64 = 2
+    ARMV7 = 3
+    RISCV64 = 4
+
+
+class Format(IntEnum):
+    """Format of a segment."""
+
+    F32 = 1
+    F16 = 2
+    Q4H = 3
+    Q4RAW_F16 = 4
+    Q4RAW_BF16 = 5
+    Q8 = 6
+    Q8_ROWS = 7
+    VECTOR = 8
+
+
+class Role(IntEnum):
+    """What a tensor is for."""
+
+    EMBED = 1
+    HEAD = 2
+    FINAL_NORM = 3
+    ATTN_NORM = 10
+    Q = 11
+    K = 12
+    V = 13
+    O = 14  # noqa: E741  the field's own name
+    Q_BIAS = 15
+    K_BIAS = 16
+    V_BIAS = 17
+    Q_NORM = 18
+    K_NORM = 19
+    POST_ATTN_NORM = 20
+    FFN_NORM = 21
+    POST_FFN_NORM = 22
+    GATE_UP = 25
+    DOWN = 26
+
+
+class Block(IntEnum):
+    """Where a layer's norms sit."""
+
+    PRE = 0
+    SANDWICH = 1
+
+
+class Act(IntEnum):
+    """Activation of the gated feed-forward."""
+
+    GELU_TANH = 0
+    SILU = 1
+
+
+LAYER_DENSE = 0
+
+
+class LayerFlag(IntFlag):
+    """Bits of a layer's flags."""
+
+    QK_NORM = 1
+    QKV_BIAS = 2
+    ATTN_SOFTCAP = 4
+
+
+class ConfFlag(IntFlag):
+    """Bits of CONF's flags."""
+
+    TIED = 1
+    FINAL_SOFTCAP = 2
+
+
+class KvType(IntEnum):
+    """What the KV cache holds."""
+
+    F32 = 0
+    F16 = 1
+    INT8 = 2
+
+
+class Buffer(IntEnum):
+    """Arena buffers."""
+
+    X = 1
+    XN = 2
+    Q = 3
+    KV = 4
+    ATT = 5
+    SCORES = 6
+    Y = 7
+    H = 8
+    LOGITS = 9
+    CAND = 10
+    SEEN = 11
+    IDS = 12
+    PROMPT = 13
+    TOK = 14
+    HIDDEN = 15
+
+
+class Op(IntEnum):
+    """The steps between which a buffer lives."""
+
+    TOK = 0
+    EMBED = 1
+    QKV = 2
+    ATTN = 3
+    O = 4  # noqa: E741
+    GATE_UP = 5
+    DOWN = 6
+    HEAD = 7
+    SAMPLE = 8
+
+
+R = TypeVar("R", bound="Record")
+
+
+class Record:
+    """Base of the on-disk records: fields in order, each with a struct code in its metadata."""
+
+    def pack(self) -> bytes:
+        """The record's bytes."""
+        out: list[Any] = []
+        for name, code, _ in layout(type(self)):
+            value = getattr(self, name)
+            if is_array(code):
+                out.extend(value)
+            else:
+                out.append(value)
+        return _struct_of(type(self)).pack(*out)
+
+    @classmethod
+    def unpack(cls: type[R], data: bytes | memoryview, offset: int = 0) -> R:
+        """Read a record at `offset`; bytes beyond the known ones are not looked at."""
+        flat = _struct_of(cls).unpack_from(data, offset)
+        values: list[Any] = []
+        at = 0
+        for _, code, count in layout(cls):
+            if is_array(code):
+                values.append(flat[at : at + count])
+                at += count
+            else:
+                values.append(flat[at])
+                at += 1
+        return cls(*values)
+
+
+def is_array(code: str) -> bool:
+    """Whether a struct code stands for several numbers ("400I") and not for text ("16s")."""
+    return len(code) > 1 and not code.endswith("s")
+
+
+Layout = tuple[tuple[str, str, int], ...]
+_LAYOUTS: dict[type[Any], tuple[Layout, struct.Struct]] = {}  # derived once per record class
+
+
+def layout(record: type[Any]) -> Layout:
+    """(field name, struct code, count of values) of a record, in file order."""
+    return _derived(record)[0]
+
+
+def _derived(record: type[Any]) -> tuple[Layout, struct.Struct]:
+    if record not in _LAYOUTS:
+        codes = [(item.name, str(item.metadata["code"])) for item in fields(record)]
+        rows = tuple((n, c, int(c[:-1]) if is_array(c) else 1) for n, c in codes)
+        _LAYOUTS[record] = rows, struct.Struct("<" + "".join(c for _, c in codes))
+    return _LAYOUTS[record]
+
+
+def _struct_of(record: type[Any]) -> struct.Struct:
+    return _derived(record)[1]
+
+
+def size_of(record: type[Record]) -> int:
+    """Bytes of a record in version 1.0."""
+    return _struct_of(record).size
+
+
+def _f(code: str, default: Any = 0) -> Any:
+    if is_array(code) and default == 0:
+        default = (0,) * int(code[:-1])
+    if code.endswith("s") and default == 0:
+        default = bytes(int(code[:-1]))
+    if code == "f" and default == 0:
+        default = 0.0
+    return field(default=default, metadata={"code": code})
+
+
+@dataclass(frozen=True)
+class Header(Record):
+    """The first 256 bytes. The writer sets sizes, table position and checksums."""
+
+    magic: bytes = _f("8s", MAGIC)
+    byte_order: int = _f("I", BYTE_ORDER)
+    major: int = _f("H", MAJOR)
+    minor: int = _f("H", MINOR)
+    header_size: int = _f("I", HEADER_SIZE)
+    entry_size: int = _f("I", ENTRY_SIZE)
+    section_count: int = _f("I")
+    align: int = _f("I", ALIGN)
+    file_size: int = _f("Q")
+    table_offset: int = _f("Q", TABLE_OFFSET)
+    required_features: int = _f("Q")
+    optional_features: int = _f("Q")
+    ram_weights: int = _f("Q")
+    ram_arena: int = _f("Q")
+    ram_kv: int = _f("Q")
+    ram_total: int = _f("Q")
+    ram_budget: int = _f("Q")
+    isa: int = _f("I")
+    isa_features: int = _f("I")
+    engine_abi_min: int = _f("I", ENGINE_ABI)
+    kv_layout_id: int = _f("I")
+    hdf_sha256: bytes = _f("32s")
+    root_sha256: bytes = _f("32s")
+    target: bytes = _f("16s")
+    ram_tables: int = _f("Q")
+    ram_engine: int = _f("Q")
+    ram_stacks: int = _f("Q")
+    reserved: bytes = _f("24s")
+    table_crc32: int = _f("I")
+    header_crc32: int = _f("I")
+
+
+@dataclass(frozen=True)
+class Signature(Record):
+    """The signature block, outside the root."""
+
+    alg: int = _f("H")  # 0 none, 1 Ed25519
+    pad: bytes = _f("6s")
+    key_id: bytes = _f("8s")
+    signature: bytes = _f("64s")
+    reserved: bytes = _f("176s")
+
+
+@dataclass(frozen=True)
+class Section(Record):
+    """An entry of the section table."""
+
+    type: int = _f("I")
+    flags: int = _f("I")
+    offset: int = _f("Q")
+    size: int = _f("Q")
+    mem_size: int = _f("Q")
+    record_size: int = _f("I")
+    crc32: int = _f("I")
+    record_count: int = _f("Q")
+    reserved0: bytes = _f("16s")
+    sha256: bytes = _f("32s")
+    name: bytes = _f("16s")
+    reserved1: bytes = _f("16s")
+
+
+@dataclass(frozen=True)
+class Conf(Record):
+    """Constants of the model."""
+
+    layer_count: int = _f("I")
+    hidden: int = _f("I")
+    vocab_rows: int = _f("I")
+    rope_count: int = _f("I")
+    context: int = _f("I")
+    trained_context: int = _f("I")
+    chunk: int = _f("I")
+    threads: int = _f("I")
+    kv_type: int = _f("I")
+    flags: int = _f("I")
+    tens_embed: int = _f("I")
+    tens_head: int = _f("I")
+    tens_final_norm: int = _f("I")
+    act_mode: int = _f("I")
+    norm_eps: float = _f("f")
+    embed_scale: float = _f("f", 1.0)
+    final_softcap: float = _f("f")
+    temperature: float = _f("f", 0.3)
+    top_p: float = _f("f", 0.85)
+    min_p: float = _f("f")
+    repetition_penalty: float = _f("f", 1.0)
+    top_k: int = _f("I", 64)
+    text_limit: int = _f("I")
+    reserved0: int = _f("I")
+    family: bytes = _f("16s")
+    name: bytes = _f("64s")
+    reserved: bytes = _f("80s")
+
+
+@dataclass(frozen=True)
+class Layer(Record):
+    """A layer in execution order."""
+
+    kind: int = _f("I")
+    flags: int = _f("I")
+    heads: int = _f("I")
+    kv_heads: int = _f("I")
+    head_dim: int = _f("I")
+    ffn: int = _f("I")
+    rope: int = _f("I")
+    window: int = _f("I")
+    block: int = _f("I")
+    act: int = _f("I")
+    score_scale: float = _f("f")
+    attn_softcap: float = _f("f")
+    kv_source: int = _f("I")
+    kv_group: int = _f("I")
+    kv_offset: int = _f("Q")
+    kv_size: int = _f("Q")
+    kv_blocks: int = _f("I")
+    tens_first: int = _f("I")
+    tens_count: int = _f("I")
+    sparsity_z: float = _f("f")
+    reserved: bytes = _f("40s")
+
+
+@dataclass(frozen=True)
+class Segment(Record):
+    """A run of groups of one format."""
+
+    format: int = _f("I")
+    first_group: int = _f("I")
+    group_count: int = _f("I")
+    reserved: int = _f("I")
+
+
+@dataclass(frozen=True)
+class Tensor(Record):
+    """A tensor's place in WHOT; offsets count from the start of the file."""
+
+    role: int = _f("I")
+    layer: int = _f("i")
+    seg_first: int = _f("I")
+    seg_count: int = _f("I")
+    rows: int = _f("I")
+    cols: int = _f("I")
+    rows_padded: int = _f("I")
+    cols_padded: int = _f("I")
+    slab_first: int = _f("I")
+    slab_count: int = _f("I")
+    parts: int = _f("I", 1)
+    reserved0: int = _f("I")
+    offset: int = _f("Q")
+    size: int = _f("Q")
+    second_offset: int = _f("Q")
+    second_size: int = _f("Q")
+    reserved: bytes = _f("16s")
+
+
+@dataclass(frozen=True)
+class Plan(Record):
+    """An arena buffer."""
+
+    kind: int = _f("I")
+    first_op: int = _f("I")
+    last_op: int = _f("I")
+    reserved0: int = _f("I")
+    offset: int = _f("Q")
+    size: int = _f("Q")
+    reserved: bytes = _f("16s")
+
+
+@dataclass(frozen=True)
+class Rope(Record):
+    """A rotary table; `offset` counts from the start of the ROPE section."""
+
+    pairs: int = _f("I")
+    positions: int = _f("I")
+    offset: int = _f("Q")
+
+
+@dataclass(frozen=True)
+class Thermal(Record):
+    """The thermal policy."""
+
+    threshold_c: float = _f("f")
+    hysteresis_c: float = _f("f")
+    device_max_c: float = _f("f")
+    mode: int = _f("I")
+    reserved: bytes = _f("48s")
+
+
+@dataclass(frozen=True)
+class TestVector(Record):
+    """A prompt, the greedy tokens that follow, and the digest of their logits."""
+
+    __test__ = False  # not a pytest class
+
+    prompt_count: int = _f("I")
+    step_count: int = _f("I")
+    digest: int = _f("Q")
+    prompt: tuple[int, ...] = _f("400I")
+    steps: tuple[int, ...] = _f("64I")
+    reserved: bytes = _f("176s")
+
+
+# What the sections that are arrays hold.
+ARRAYS: dict[str, type[Record]] = {
+    "CONF": Conf,
+    "LAYR": Layer,
+    "TENS": Tensor,
+    "SEGM": Segment,
+    "PLAN": Plan,
+    "THRM": Thermal,
+    "TEST": TestVector,
+}
+
+
+def text_field(value: str, size: int) -> bytes:
+    """A NUL-padded text field of `size` bytes; longer text is cut at a character."""
+    raw = value.encode("utf-8")[:size]
+    return raw.decode("utf-8", "ignore").encode("utf-8").ljust(size, b"\0")
+
+
+def field_text(raw: bytes) -> str:
+    """The text of a NUL-padded field."""
+    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
