@@ -1,0 +1,98 @@
+"""Builds gr_tok.c and gr_chat.c into a shared library and drives it through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion", "-O2"]
+SOURCES = ("gr_tok.c", "gr_chat.c")
+HANDLE_BYTES = 4096  # more than sizeof(gr_tok) and sizeof(gr_chat)
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """Compiles the library into `folder` and loads it."""
+    out = folder / "libtok.so"
+    sources = [str(CSRC / name) for name in SOURCES if (CSRC / name).exists()]
+    command = ["gcc", *FLAGS, "-ffp-contract=off", "-shared", "-fPIC", "-o", str(out), *sources]
+    subprocess.run(command, check=True)
+    lib = ctypes.CDLL(str(out))
+    lib.gr_tok_encode.restype = ctypes.c_int64
+    lib.gr_tok_piece.restype = ctypes.c_size_t
+    lib.gr_tok_piece_all.restype = ctypes.c_size_t
+    lib.gr_utf8_push.restype = ctypes.c_size_t
+    lib.gr_utf8_flush.restype = ctypes.c_size_t
+    if hasattr(lib, "gr_chat_encode"):
+        lib.gr_chat_encode.restype = ctypes.c_int64
+        lib.gr_chat_scratch_size.restype = ctypes.c_size_t
+    return lib
+
+
+def aligned(data: bytes) -> ctypes.Array[ctypes.c_uint64]:
+    """A copy of the bytes on an 8-byte boundary."""
+    buffer = (ctypes.c_uint64 * (len(data) // 8 + 1))()
+    ctypes.memmove(buffer, data, len(data))
+    return buffer
+
+
+class Tok:
+    """A TOKN section opened by the engine's code."""
+
+    def __init__(self, lib: ctypes.CDLL, section: bytes, rows: int) -> None:
+        self.lib = lib
+        self.memory = aligned(section)
+        self.handle = (ctypes.c_uint64 * (HANDLE_BYTES // 8))()
+        self.status = lib.gr_tok_open(
+            self.memory, ctypes.c_size_t(len(section)), ctypes.c_uint32(rows), self.handle
+        )
+        self.scratch: ctypes.Array[ctypes.c_uint64] = (ctypes.c_uint64 * 0)()
+        self.ids: ctypes.Array[ctypes.c_uint32] = (ctypes.c_uint32 * 0)()
+
+    def encode(self, text: bytes | str, control: bool = False) -> list[int]:
+        """Ids of a text; a negative result raises ValueError."""
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        need = 32 * len(data) + 256
+        if len(self.scratch) * 8 < need:
+            self.scratch = (ctypes.c_uint64 * (need // 8))()
+            self.ids = (ctypes.c_uint32 * (3 * len(data) + 8))()
+        count = self.lib.gr_tok_encode(
+            self.handle, data, ctypes.c_size_t(len(data)), ctypes.c_bool(control), self.ids,
+            ctypes.c_size_t(len(self.ids)), self.scratch, ctypes.c_size_t(need // 8 * 8),
+        )  # fmt: skip
+        if count < 0:
+            raise ValueError(count)
+        return self.ids[:count]
+
+    def piece(self, token: int, control: bool = False) -> bytes:
+        """Decoded bytes of one token."""
+        out = ctypes.create_string_buffer(256)
+        call = self.lib.gr_tok_piece_all if control else self.lib.gr_tok_piece
+        size = call(self.handle, ctypes.c_uint32(token), out)
+        return out.raw[:size]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """Bytes of many tokens."""
+        return b"".join(self.piece(token) for token in ids)
+
+
+class Stream:
+    """gr_utf8_stream."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        self.lib = lib
+        self.state = ctypes.create_string_buffer(16)
+
+    def push(self, data: bytes) -> bytes:
+        """Characters that are complete now."""
+        out = ctypes.create_string_buffer(3 * len(data) + 3)
+        count = self.lib.gr_utf8_push(self.state, data, ctypes.c_size_t(len(data)), out)
+        return out.raw[:count]
+
+    def flush(self) -> bytes:
+        """The rest."""
+        out = ctypes.create_string_buffer(4)
+        size = self.lib.gr_utf8_flush(self.state, out)
+        return out.raw[:size]
