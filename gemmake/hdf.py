@@ -1,0 +1,529 @@
+"""Hardware description files: what a board is, as gemmake and gemcheck need to know it.
+
+An HDF is TOML (`hdf/README.md` lists every field). It may inherit from base files; the resolved
+description is checked against the schema below: unknown keys are refused, every quantity carries
+its unit in its name, and what is unknown is absent. `Hdf.canonical_json` is the one byte form that
+an artifact stores. Its hash leaves out the `policy` table: an operator may edit that, and artifacts
+stay valid.
+
+    load_hdf(target) = validate(resolve(target)), raises TargetError
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gemmake.errors import TargetError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA_MAJOR = 1
+MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
+MAX_BYTES = 1 << 20  # of one file
+NAME_BYTES = 16  # room for a target's name in the artifact's header
+MIB = 1 << 20
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
+MERGE_KEYS = ("id", "label", "field")  # arrays of tables merge by the first that an entry has
+
+FEATURES: Mapping[str, tuple[str, ...]] = {  # LLVM's spelling
+    "aarch64": ("neon", "dotprod", "fp16", "i8mm", "bf16", "sve", "sve2"),
+    "arm": ("neon", "vfp4"),
+    "riscv64": ("v", "zvfh", "zba", "zbb", "zbc", "zbs"),
+    "x86_64": (
+        *("sse2", "sse4.2", "avx2", "fma", "f16c", "avxvnni"),
+        *("avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-int8"),
+    ),
+}
+
+Positive = Annotated[int, Field(gt=0, le=1 << 40)]
+Count = Annotated[int, Field(ge=0, le=1 << 20)]
+Quantity = Annotated[float, Field(gt=0.0, le=1e12)]
+Celsius = Annotated[float, Field(ge=-40.0, le=150.0)]
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Table(BaseModel):
+    """A table of an HDF: immutable, no unknown keys, no conversion between types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Target(_Table):
+    """What code the board runs. `baseline_features` are always there; `features` are advice."""
+
+    arch: Literal["aarch64", "arm", "riscv64", "x86_64"]
+    os: Literal["linux", "bare"] = "linux"
+    mcpu: Text | None = None
+    features: tuple[Text, ...] = ()
+    baseline_features: tuple[Text, ...] = ()
+
+    @model_validator(mode="after")
+    def _known(self) -> Target:
+        for feature in (*self.features, *self.baseline_features):
+            if feature not in FEATURES[self.arch]:
+                known = ", ".join(FEATURES[self.arch])
+                raise ValueError(f"unknown feature '{feature}' of {self.arch}; one of {known}")
+        return self
+
+
+class Cluster(_Table):
+    """Cores that share a clock. `l2_shared_by` and `l3_shared_by` count cores."""
+
+    id: Text
+    cores: tuple[Count, ...] | None = None  # the kernel's numbers; absent = unknown
+    kind: Literal["uniform", "big", "little"] = "uniform"
+    uarch: Text | None = None
+    max_freq_mhz: Quantity | None = None
+    l1d_kib: Positive | None = None
+    l1i_kib: Positive | None = None
+    l2_kib: Positive | None = None
+    l2_shared_by: Positive | None = None
+    l3_kib: Positive | None = None
+    l3_shared_by: Positive | None = None
+    line_bytes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _caches_grow(self) -> Cluster:
+        if self.l2_kib and self.l3_kib and self.l3_kib < self.l2_kib:
+            raise ValueError(f"l3_kib {self.l3_kib} is smaller than l2_kib {self.l2_kib}")
+        return self
+
+
+class Cpu(_Table):
+    """The CPU clusters."""
+
+    cluster: tuple[Cluster, ...]
+
+
+class Memory(_Table):
+    """Main memory. `visible_mib` is what the kernel reports as its total."""
+
+    kind: Text | None = None
+    size_mib: Positive
+    visible_mib: Positive
+    bus_bits: Positive | None = None
+    system_cache_kib: Positive | None = None
+    unified: bool = False  # CPU and accelerator share it
+
+    @model_validator(mode="after")
+    def _visible_fits(self) -> Memory:
+        if self.visible_mib > self.size_mib:
+            raise ValueError(f"visible_mib {self.visible_mib} exceeds size_mib {self.size_mib}")
+        return self
+
+
+class Accelerator(_Table):
+    """An accelerator; `count = 0` states that the board has none of this kind."""
+
+    id: Text
+    kind: Literal["cuda", "nvdla", "npu"]
+    count: Count
+    sm: Text | None = None
+    cores: Positive | None = None
+    l2_kib: Positive | None = None
+    sram_kib: Positive | None = None
+    max_freq_mhz: Quantity | None = None
+
+
+class Isp(_Table):
+    """The image signal processor, which takes memory bandwidth from a model when it runs."""
+
+    max_freq_mhz: Quantity
+
+
+class Thermal(_Table):
+    """Zones by their kernel `type`, and the trips of the kernel, which always win at run time."""
+
+    zones: tuple[Text, ...] = ()
+    hw_passive_c: Celsius
+    hw_critical_c: Celsius
+    rtheta_c_per_w: Quantity | None = None  # measured, or absent
+    tau_s: Quantity | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Thermal:
+        if self.hw_passive_c > self.hw_critical_c:
+            raise ValueError(
+                f"hw_passive_c {self.hw_passive_c} exceeds hw_critical_c {self.hw_critical_c}"
+            )
+        return self
+
+
+class PowerRail(_Table):
+    """A measured supply; rails with another role than `total` are never added to the total."""
+
+    label: Text
+    driver: Text
+    role: Literal["total", "part"]
+
+
+class Storage(_Table):
+    """Where artifacts lie."""
+
+    kind: Literal["nvme", "sata", "emmc", "sd", "usb", "flash"]
+    seq_read_mbps: Quantity
+
+
+class PowerMode(_Table):
+    """Clocks and peak memory bandwidth (decimal GB/s) of one power mode."""
+
+    id: Text
+    nvpmodel_id: Count | None = None
+    cores_online: Positive
+    tdp_w: Quantity | None = None  # absent = not capped
+    cpu_max_mhz: Quantity
+    gpu_max_mhz: Quantity | None = None
+    mem_mtps: Quantity  # million transfers per second
+    mem_peak_gbps: Quantity
+    default: bool = False
+
+
+class Policy(_Table):
+    """Choices of the operator; not part of the hash."""
+
+    target_temp_c: Celsius | None = None  # for continuous load
+    throttle_temp_c: Celsius | None = None
+    hysteresis_c: Annotated[float, Field(ge=3.0, le=30.0)] = 5.0
+    ram_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
+    reserve_mib: Count = 256  # left to everything else
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Policy:
+        target, throttle = self.target_temp_c, self.throttle_temp_c
+        if target is not None and throttle is not None and target > throttle:
+            raise ValueError(f"target_temp_c {target} exceeds throttle_temp_c {throttle}")
+        return self
+
+
+class Source(_Table):
+    """Where the values at and below `field` come from; `verified` = somebody read it there."""
+
+    field: Text
+    ref: Text
+    kind: Literal["device-tree", "nvpmodel", "data-sheet", "measured", "calculated", "assumption"]
+    verified: bool
+
+
+class Hdf(_Table):
+    """A resolved hardware description."""
+
+    hdf_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=NAME_BYTES)]
+    board: Text  # short name for messages, e.g. orin-nano
+    compatible: tuple[Text, ...] = ()  # /proc/device-tree/compatible, most specific first
+    target: Target
+    cpu: Cpu
+    memory: Memory | None = None
+    accelerator: tuple[Accelerator, ...] = ()
+    isp: Isp | None = None
+    thermal: Thermal | None = None
+    power_rail: tuple[PowerRail, ...] = ()
+    storage: Storage | None = None
+    power_mode: tuple[PowerMode, ...] = ()
+    policy: Policy = Policy()
+    source: tuple[Source, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Hdf:
+        for problem in _contradictions(self):
+            raise ValueError(problem)
+        return self
+
+    @property
+    def generic(self) -> bool:
+        """True for a description that belongs to no board: its artifacts open anywhere."""
+        return self.id.startswith("generic-")
+
+    @property
+    def default_mode(self) -> PowerMode | None:
+        """The power mode that predictions are made for, if the board has modes."""
+        return next((mode for mode in self.power_mode if mode.default), None)
+
+    @property
+    def arch(self) -> str:
+        """The instruction set's name, as in the target table."""
+        return self.target.arch
+
+    def budget_bytes(self) -> int | None:
+        """What a model may take, in bytes (whole MiB); None where the memory is not known."""
+        if self.memory is None:
+            return None
+        total = self.memory.visible_mib
+        share = math.floor(total * self.policy.ram_fraction)
+        return max(0, min(share, total - self.policy.reserve_mib)) * MIB
+
+    @property
+    def throttle_c(self) -> float | None:
+        """The throttle temperature when the user names none, in degrees Celsius."""
+        limits = [self.policy.throttle_temp_c]
+        limits.append(self.thermal.hw_passive_c - 10.0 if self.thermal else None)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def accelerators(self, kind: str) -> int:
+        """How many accelerators of a kind the board has."""
+        return sum(unit.count for unit in self.accelerator if unit.kind == kind)
+
+    def canonical_json(self) -> bytes:
+        """The stored form: sorted keys, no blanks, sources dropped, UTF-8, policy included."""
+        return _canonical(self.model_dump(mode="json", exclude_none=True, exclude={"source"}))
+
+    def sha256(self) -> bytes:
+        """The hash that binds an artifact to this description (32 bytes, policy excluded)."""
+        return canonical_sha256(self.canonical_json())
+
+    def unverified(self) -> tuple[str, ...]:
+        """Fields whose value nobody has checked against its source, ascending."""
+        return tuple(sorted(entry.field for entry in self.source if not entry.verified))
+
+    def unsourced(self) -> tuple[str, ...]:
+        """Numeric fields that no source covers, ascending; policy needs none."""
+        tables = self.model_dump(mode="json", exclude_none=True, exclude={"source", "policy"})
+        fields = [entry.field for entry in self.source]
+        bare = [path for path in _numbers(tables, "") if not any(_covers(f, path) for f in fields)]
+        return tuple(sorted(bare))
+
+
+def load_hdf(target: str | os.PathLike[str]) -> Hdf:
+    """The checked description of a board: a shipped name, or a path that ends in .toml.
+
+    Raises TargetError for an unknown name, an unreadable file and every contradiction.
+    """
+    resolved = resolve(target)
+    label = show(target)
+    version = resolved.get("hdf_version")
+    if isinstance(version, str) and version.split(".")[0] != str(SCHEMA_MAJOR):
+        raise TargetError(
+            f"{label}: hdf_version is {version}, this tool reads {SCHEMA_MAJOR}.x; "
+            "use the tool that matches the file"
+        )
+    try:
+        # JSON mode: lists become tuples, while text never becomes a number.
+        return Hdf.model_validate_json(_canonical(resolved))
+    except ValidationError as error:
+        raise TargetError(f"{label}: {_first_problem(error)}") from None
+    except (TypeError, ValueError) as error:  # a TOML date, nan or inf
+        raise TargetError(f"{label}: {error}; use plain numbers and text") from None
+
+
+def list_targets() -> tuple[str, ...]:
+    """Names of the shipped boards, ascending; base files lie in folders and are not boards."""
+    return tuple(sorted(path.stem for path in data_dir().glob("*.toml")))
+
+
+def data_dir() -> Path:
+    """Folder of the shipped descriptions: inside the package, or beside it in a source tree."""
+    package = Path(__file__).resolve().parent
+    installed = package / "hdf_data"
+    return installed if installed.is_dir() else package.parent / "hdf"
+
+
+def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
+    """The description with its bases merged, not yet checked against the schema."""
+    text = os.fspath(target)
+    if text.endswith(".toml") or os.sep in text:
+        return _resolve_file(Path(text), ())
+    path = data_dir() / f"{text}.toml"
+    if not NAME.match(text) or not path.is_file():
+        close = difflib.get_close_matches(text, list_targets(), n=1)
+        hint = f"did you mean {close[0]}? Known" if close else "known"
+        raise TargetError(
+            f"{show(text)}: unknown target; {hint} targets: {', '.join(list_targets())}, "
+            "or a path to a .toml file"
+        )
+    return _resolve_file(path, ())
+
+
+def canonical_sha256(stored: bytes) -> bytes:
+    """The binding hash of a stored canonical form (32 bytes): its policy is left out first."""
+    tables = json.loads(stored)
+    tables.pop("policy", None)
+    return hashlib.sha256(_canonical(tables)).digest()
+
+
+def export_schema() -> dict[str, Any]:
+    """JSON Schema of an HDF file, for editors. Nothing is required, as a base may bring it."""
+    schema = Hdf.model_json_schema()
+    schema["properties"]["inherits"] = {"type": "array", "items": {"type": "string"}}
+    for table in (schema, *schema.get("$defs", {}).values()):
+        table.pop("required", None)
+    return schema
+
+
+def show(path: str | os.PathLike[str]) -> str:
+    """A path as text that can always be printed: bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge: tables by key, arrays of tables by id, label or field, all else replaced.
+
+    Linear in the number of entries; depth is bounded, because TOML tables of an HDF are flat.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[key] = merge(old, value)
+        elif _entries(old) and _entries(value):
+            result[key] = _merge_entries(old or [], value)
+        else:
+            result[key] = value
+    return result
+
+
+def _entries(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+
+
+def _merge_entries(base: list[Any], over: list[Any]) -> list[Any]:
+    result: dict[str, Any] = {}
+    for place, entry in enumerate([*base, *over]):
+        key = next((f"{name}={entry[name]}" for name in MERGE_KEYS if name in entry), f"#{place}")
+        result[key] = merge(result.get(key, {}), entry)
+    return list(result.values())
+
+
+def _resolve_file(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    real = path.resolve()
+    if real in chain:
+        raise TargetError(f"{show(path)}: inherits from itself; remove the circle")
+    if len(chain) >= MAX_DEPTH:
+        raise TargetError(f"{show(path)}: more than {MAX_DEPTH} files deep; inherit from fewer")
+    own = _read(path)
+    bases = own.pop("inherits", [])
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
+        raise TargetError(f"{show(path)}: inherits is not a list of names; write inherits = [..]")
+    result: dict[str, Any] = {}
+    for name in bases:
+        result = merge(result, _resolve_file(_base_path(path, name), (*chain, real)))
+    return merge(result, own)
+
+
+def _base_path(path: Path, name: str) -> Path:
+    parts = name.split("/")
+    if not all(NAME.match(part) for part in parts):
+        raise TargetError(
+            f"{show(path)}: base '{name}' is not a name like soc/tegra234; no dots, no roots"
+        )
+    root = data_dir()
+    folders = [path.parent, root]
+    for folder in folders:
+        if (candidate := folder.joinpath(*parts[:-1], f"{parts[-1]}.toml")).is_file():
+            return candidate
+    raise TargetError(f"{show(path)}: base '{name}' does not exist; put it beside the file")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    label = show(path)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise TargetError(f"{label}: {error.strerror}; check the path") from None
+    if len(data) > MAX_BYTES:
+        raise TargetError(f"{label}: larger than {MAX_BYTES} bytes; this is no HDF")
+    try:
+        tables: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise TargetError(f"{label}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise TargetError(f"{label}: not valid TOML: {error}; correct that line") from None
+    return tables
+
+
+def _canonical(tables: Mapping[str, Any]) -> bytes:
+    text = json.dumps(
+        tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode("utf-8")
+
+
+def _contradictions(hdf: Hdf) -> Iterator[str]:
+    """Sentences about values that cannot all be true."""
+    cores = [core for cluster in hdf.cpu.cluster for core in cluster.cores or ()]
+    if len(cores) != len(set(cores)):
+        yield "cpu.cluster: a core stands in two clusters; list each core once"
+    for kind, names in _named(hdf):
+        if len(names) != len(set(names)):
+            yield f"{kind}: a name occurs twice; every entry needs its own"
+    if hdf.power_mode and sum(mode.default for mode in hdf.power_mode) != 1:
+        yield "power_mode: exactly one mode must have default = true"
+    if hdf.thermal and hdf.policy.throttle_temp_c is not None:
+        throttle, passive = hdf.policy.throttle_temp_c, hdf.thermal.hw_passive_c
+        if throttle >= passive:
+            yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
+    for mode in hdf.power_mode:
+        if cores and mode.cores_online > len(cores):
+            yield f"power_mode {mode.id}: cores_online {mode.cores_online} of {len(cores)} cores"
+        if hdf.memory and hdf.memory.bus_bits:
+            peak = hdf.memory.bus_bits / 8 * mode.mem_mtps / 1000
+            if abs(mode.mem_peak_gbps - peak) > 0.1 * peak:
+                yield (
+                    f"power_mode {mode.id}: mem_peak_gbps {mode.mem_peak_gbps} is more than 10 % "
+                    f"from bus_bits / 8 * mem_mtps = {peak:.1f}"
+                )
+
+
+def _named(hdf: Hdf) -> Iterator[tuple[str, list[str]]]:
+    yield "cpu.cluster", [entry.id for entry in hdf.cpu.cluster]
+    yield "accelerator", [entry.id for entry in hdf.accelerator]
+    yield "power_mode", [entry.id for entry in hdf.power_mode]
+    yield "power_rail", [entry.label for entry in hdf.power_rail]
+
+
+def _numbers(value: Any, path: str) -> Iterator[str]:
+    """Paths of numeric leaves, such as `memory.size_mib` and `cpu.cluster[c0].l1d_kib`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for entry in value:
+            name = entry.get("id", entry.get("label", "")) if isinstance(entry, dict) else ""
+            yield from _numbers(entry, f"{path}[{name}]" if name else path)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path
+
+
+def _covers(field: str, path: str) -> bool:
+    return path == field or path.startswith((f"{field}.", f"{field}["))
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One sentence for the first problem that pydantic found."""
+    problems = error.errors(include_url=False)
+    # A misspelt key is also a missing one: name the key that stands in the file.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    place = ".".join(str(part) for part in problem["loc"])
+    prefix = f"{place}: " if place else ""
+    kind, message = problem["type"], str(problem["msg"])
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(problem["loc"][-1]), _all_keys(), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "hdf/README.md lists the keys"
+        return f"{prefix}unknown key; {hint}"
+    if kind == "missing":
+        return f"{prefix}missing; add it (hdf/README.md lists the keys and their units)"
+    if kind == "value_error":
+        return f"{prefix}{message.removeprefix('Value error, ')}"
+    given = json.dumps(problem["input"], default=str)[:60]
+    return f"{prefix}{message[0].lower()}{message[1:]}, not {given}; correct the value"
+
+
+def _all_keys() -> list[str]:
+    schema = Hdf.model_json_schema()
+    tables = (schema, *schema.get("$defs", {}).values())
+    return sorted({key for table in tables for key in table.get("properties", {})})

@@ -1,0 +1,269 @@
+"""Hardware description files: schema, inheritance, hash, and the surprises of configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gemmake import hdf
+from gemmake.errors import TargetError
+
+MINIMAL = """
+hdf_version = "1.0"
+id = "bench"
+board = "bench"
+[target]
+arch = "aarch64"
+[[cpu.cluster]]
+id = "c0"
+cores = [0, 1]
+l2_kib = 512
+[memory]
+size_mib = 1000
+visible_mib = 900
+bus_bits = 64
+"""
+
+
+def write(folder: Path, text: str, name: str = "bench.toml") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(folder: Path, text: str) -> str:
+    with pytest.raises(TargetError) as caught:
+        hdf.load_hdf(write(folder, text))
+    message = str(caught.value)
+    assert message.count("\n") == 0
+    return message
+
+
+@pytest.mark.parametrize("name", hdf.list_targets())
+def test_shipped_files_are_valid_and_every_number_has_a_source(name: str) -> None:
+    board = hdf.load_hdf(name)
+    assert board.id == name
+    assert len(name.encode()) <= hdf.NAME_BYTES
+    assert board.unsourced() == ()
+
+
+def test_shipped_boards() -> None:
+    assert hdf.list_targets() == ("generic-aarch64", "generic-x86-64", "jetson-orin-nano")
+    readme = (hdf.data_dir() / "README.md").read_text(encoding="utf-8")
+    for name in hdf.list_targets():
+        board = hdf.load_hdf(name)
+        assert board.generic == name.startswith("generic-")
+        for field in board.unverified():
+            assert f"`{field}`" in readme, f"{name}: {field} is not listed as unverified"
+
+
+def test_orin_nano_facts() -> None:
+    board = hdf.load_hdf("jetson-orin-nano")
+    assert board.accelerators("nvdla") == 0
+    assert board.accelerators("cuda") == 1
+    assert board.board == "orin-nano"
+    assert board.budget_bytes() == 4768 << 20
+    assert board.default_mode is not None
+    assert board.default_mode.mem_peak_gbps == 102.4
+    assert board.policy.target_temp_c == 70.0
+    assert board.throttle_c == 80.0
+    assert board.thermal is not None
+    assert board.thermal.zones[0] == "tj-thermal"
+    gpu = next(unit for unit in board.accelerator if unit.id == "gpu")
+    assert (gpu.sm, gpu.cores) == ("8.7", 1024)  # one from the base, one from the board
+
+
+def test_generic_budget_is_left_to_the_device() -> None:
+    assert hdf.load_hdf("generic-x86-64").budget_bytes() is None
+
+
+def test_budget_is_the_smaller_of_share_and_rest(tmp_path: Path) -> None:
+    board = hdf.load_hdf(write(tmp_path, MINIMAL))
+    assert board.budget_bytes() == 585 << 20  # 65 % of 900, below 900 - 256
+    small = MINIMAL + "[policy]\nreserve_mib = 500\n"
+    assert hdf.load_hdf(write(tmp_path, small)).budget_bytes() == 400 << 20
+
+
+def test_policy_and_sources_do_not_change_the_hash(tmp_path: Path) -> None:
+    plain = hdf.load_hdf(write(tmp_path, MINIMAL))
+    policy = hdf.load_hdf(write(tmp_path, MINIMAL + "[policy]\nthrottle_temp_c = 60.0\n"))
+    source = '[[source]]\nfield = "memory"\nref = "x"\nkind = "measured"\nverified = true\n'
+    sourced = hdf.load_hdf(write(tmp_path, MINIMAL + source))
+    other = hdf.load_hdf(write(tmp_path, MINIMAL.replace("900", "901")))
+    assert plain.sha256() == policy.sha256() == sourced.sha256() != other.sha256()
+    assert plain.canonical_json() == sourced.canonical_json() != policy.canonical_json()
+    assert hdf.canonical_sha256(policy.canonical_json()) == plain.sha256()
+
+
+def test_canonical_form_is_independent_of_the_writing(tmp_path: Path) -> None:
+    lines = MINIMAL.replace("visible_mib = 900", "visible_mib = 0x384  # hexadecimal")
+    assert hdf.load_hdf(write(tmp_path, lines)) == hdf.load_hdf(write(tmp_path, MINIMAL))
+    stored = hdf.load_hdf("jetson-orin-nano").canonical_json()
+    again = json.dumps(
+        json.loads(stored), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    assert again.encode() == stored
+
+
+def test_description_is_frozen() -> None:
+    board = hdf.load_hdf("generic-x86-64")
+    with pytest.raises(ValueError, match="frozen"):
+        board.id = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cores = 010", "not valid TOML"),
+        ("npu = NO", "not valid TOML"),
+        ("size_mib = 1e3", "memory.size_mib"),
+        ("size_mib = 12:30", "not valid TOML"),
+        ('size_mib = "1000"', "memory.size_mib"),
+        ("size_mib = true", "memory.size_mib"),
+        ("size_mib = 0", "memory.size_mib"),
+        ("size_mib = -5", "memory.size_mib"),
+        ("size_mib = 99999999999999999999", "memory.size_mib"),
+        ("size_mib = 1000\nsize_mib = 2000", "not valid TOML"),
+        ("sise_mib = 1000", "did you mean size_mib?"),
+        ("size = 1000", "did you mean size_mib?"),
+        ("ram = 1000", "memory.ram: unknown key"),
+        ("size_mib = 1979-05-27", "use plain numbers"),
+    ],
+)
+def test_yaml_surprises_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    message = refused(tmp_path, MINIMAL.replace("size_mib = 1000", text))
+    assert words in message
+    assert "bench.toml: " in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('hdf_version = "1.0"', 'hdf_version = "2.0"', "this tool reads 1.x"),
+        ('hdf_version = "1.0"', "hdf_version = 1.0", "hdf_version"),
+        ('id = "bench"', 'id = "a-name-of-17-byte"', "id"),
+        ('id = "bench"', 'id = "Bench"', "id"),
+        ('id = "bench"\n', "", "id: missing"),
+        ('arch = "aarch64"', 'arch = "mips"', "target.arch"),
+        ('arch = "aarch64"', 'arch = "aarch64"\nfeatures = ["avx2"]', "unknown feature 'avx2'"),
+        ("l2_kib = 512", "l2_kib = 512\nl3_kib = 256", "l3_kib 256 is smaller"),
+        ("cores = [0, 1]", "cores = [0, 0]", "a core stands in two clusters"),
+        ("visible_mib = 900", "visible_mib = 1001", "exceeds size_mib"),
+        ("visible_mib = 900", "", "memory.visible_mib: missing"),
+        ("bus_bits = 64", "bus_bits = nan", "bench.toml"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in MINIMAL
+    assert words in refused(tmp_path, MINIMAL.replace(old, new))
+
+
+MODE = '[[power_mode]]\nid = "a"\ncores_online = 2\ncpu_max_mhz = 1000\nmem_mtps = 4000\n'
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (MODE + "mem_peak_gbps = 32.0\n", "exactly one mode"),
+        (MODE + "mem_peak_gbps = 40.0\ndefault = true\n", "more than 10 %"),
+        (
+            MODE.replace("= 2", "= 3") + "mem_peak_gbps = 32.0\ndefault = true\n",
+            "cores_online 3 of 2 cores",
+        ),
+        ("[thermal]\nhw_passive_c = 95\nhw_critical_c = 90\n", "exceeds hw_critical_c"),
+        (
+            "[thermal]\nhw_passive_c = 80\nhw_critical_c = 90\n[policy]\nthrottle_temp_c = 80\n",
+            "is not below",
+        ),
+        ("[policy]\ntarget_temp_c = 80\nthrottle_temp_c = 70\n", "exceeds throttle_temp_c"),
+        ("[policy]\nthreads = 0\n", "policy.threads"),
+        ("[policy]\nram_fraction = 1.5\n", "policy.ram_fraction"),
+    ],
+)
+def test_modes_temperatures_and_policy(tmp_path: Path, extra: str, words: str) -> None:
+    assert words in refused(tmp_path, MINIMAL + extra)
+
+
+def test_inheritance_merges_deeply(tmp_path: Path) -> None:
+    write(tmp_path, MINIMAL, "soc/base.toml")
+    over = 'inherits = ["soc/base"]\n[memory]\nvisible_mib = 800\n[[cpu.cluster]]\nid = "c0"\n'
+    over += 'l2_kib = 1024\n[[cpu.cluster]]\nid = "c1"\ncores = [2]\n'
+    board = hdf.load_hdf(write(tmp_path, over))
+    assert board.memory is not None
+    assert (board.memory.size_mib, board.memory.visible_mib) == (1000, 800)
+    assert [cluster.cores for cluster in board.cpu.cluster] == [(0, 1), (2,)]
+    assert board.cpu.cluster[0].l2_kib == 1024
+
+
+def test_own_file_may_build_on_a_shipped_one(tmp_path: Path) -> None:
+    text = 'inherits = ["jetson-orin-nano"]\nid = "agv-7"\n[memory]\nvisible_mib = 7000\n'
+    board = hdf.load_hdf(write(tmp_path, text))
+    assert (board.id, board.board) == ("agv-7", "orin-nano")
+
+
+def test_circles_and_long_chains_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 'inherits = ["b"]', "a.toml")
+    write(tmp_path, 'inherits = ["a"]', "b.toml")
+    with pytest.raises(TargetError, match="remove the circle"):
+        hdf.load_hdf(tmp_path / "a.toml")
+    for depth in range(hdf.MAX_DEPTH):
+        write(tmp_path, f'inherits = ["d{depth + 1}"]', f"d{depth}.toml")
+    write(tmp_path, MINIMAL, f"d{hdf.MAX_DEPTH}.toml")
+    with pytest.raises(TargetError, match="more than 4 files deep"):
+        hdf.load_hdf(tmp_path / "d0.toml")
+    hdf.load_hdf(tmp_path / "d1.toml")  # one file fewer
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../../b", "", ".hidden", "A"])
+def test_bases_stay_inside(tmp_path: Path, name: str) -> None:
+    assert "is not a name" in refused(tmp_path, f"inherits = [{json.dumps(name)}]\n" + MINIMAL)
+
+
+def test_bases_must_exist_and_be_a_list(tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path, 'inherits = ["soc/none"]\n')
+    assert "not a list of names" in refused(tmp_path, 'inherits = "soc/tegra234"\n')
+
+
+def test_unknown_target_names_the_known_ones() -> None:
+    with pytest.raises(TargetError, match=r"did you mean jetson-orin-nano\?.*generic-x86-64"):
+        hdf.load_hdf("jetson-orin-nona")
+    with pytest.raises(TargetError, match="known targets"):
+        hdf.load_hdf("soc")
+
+
+def test_paths_are_bytes_end_to_end(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + "/模型 ü".encode() + b"\xff"
+    os.mkdir(folder)  # noqa: PTH102  a name that is not UTF-8
+    path = os.fsdecode(folder + b"/board.toml")
+    with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123
+        stream.write(MINIMAL)
+    assert hdf.load_hdf(path).id == "bench"
+    with open(path, "a", encoding="utf-8") as stream:  # noqa: PTH123
+        stream.write("wrong = 1\n")
+    with pytest.raises(TargetError) as caught:
+        hdf.load_hdf(path)
+    assert "模型 ü\ufffd" in str(caught.value)
+    str(caught.value).encode("utf-8")  # can be printed
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="check the path"):
+        hdf.load_hdf(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b'id = "\xff"')
+    with pytest.raises(TargetError, match="byte 6 is not UTF-8"):
+        hdf.load_hdf(tmp_path / "latin.toml")
+    (tmp_path / "big.toml").write_bytes(b"#" * (hdf.MAX_BYTES + 1))
+    with pytest.raises(TargetError, match="larger than"):
+        hdf.load_hdf(tmp_path / "big.toml")
+
+
+def test_schema_for_editors() -> None:
+    schema = hdf.export_schema()
+    assert schema["additionalProperties"] is False
+    assert {"inherits", "id", "policy", "power_mode"} <= set(schema["properties"])
+    assert "required" not in schema
+    assert json.loads(json.dumps(schema)) == schema
