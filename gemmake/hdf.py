@@ -259,10 +259,10 @@ class Hdf(_Table):
         """The instruction set's name, as in the target table."""
         return self.target.arch
 
-    def budget_bytes(self) -> int | None:
-        """What a model may take, in bytes (whole MiB); None where the memory is not known."""
+    def budget_bytes(self) -> int:
+        """What a model may take, in bytes (whole MiB); 0 = not known, the device decides."""
         if self.memory is None:
-            return None
+            return 0
         total = self.memory.visible_mib
         share = math.floor(total * self.policy.ram_fraction)
         return max(0, min(share, total - self.policy.reserve_mib)) * MIB
