@@ -294,7 +294,7 @@ def _text(value: str, size: int) -> bytes:
     return value.encode("ascii").ljust(size, b"\0")
 
 
-def _place(tensors: Sequence[Tensor], start: int) -> tuple[Any, Any, bytes]:
+def place(tensors: Sequence[Tensor], start: int) -> tuple[Any, Any, bytes]:
     """TENS and SEGM records and the bytes of WHOT, which starts at `start`."""
     rows: list[Any] = []
     segments: list[Any] = []
@@ -525,7 +525,7 @@ def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) ->
     ropes, rope_count = _ropes(shape)
     plan, layers = _plan(shape, tensors), _layers(shape, tensors)
     test = _record(rec.TEST, prompt_count=1, step_count=1)
-    tens, segm, whot = _place(tensors, 0)
+    tens, segm, whot = place(tensors, 0)
     fixed = {
         "CONF": _conf(shape, tensors, rope_count).tobytes(), "LAYR": layers.tobytes(),
         "TENS": tens.tobytes(), "SEGM": segm.tobytes(), "PLAN": plan.tobytes(),

@@ -1,0 +1,265 @@
+"""Perplexity of an artifact, measured by the engine, and of its checkpoint in float32.
+
+Windows do not overlap and start from the beginning of the text; a model that wants bos gets it as
+the first token of every window. On the engine's side the logits of one position exist at a time;
+the reference keeps a window's hidden states and makes logits in blocks of positions, so that a
+large vocabulary costs no memory. Only the reference imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmake.errors import CheckpointError, UsageError
+from gemmake.progress import Reporter, Silent
+
+Row = npt.NDArray[np.float32]
+OnRow = Callable[[int, Row], None]  # position in the window, logits after it
+REFERENCE_BLOCK = 32  # positions whose reference logits are made at once
+
+
+class LogitSource(Protocol):
+    """Something that gives logits after every position of a window, from an empty cache."""
+
+    def evaluate(self, ids: Sequence[int], on_row: OnRow) -> None:
+        """Call `on_row(position, logits)` for every position, ascending; the array is borrowed."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over the scored tokens of one model."""
+
+    tokens: int
+    text_bytes: int  # UTF-8 bytes of the scored tokens
+    nll: float  # nats
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nll / math.log(2) / self.text_bytes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Engine against float32 reference, over the positions that are scored."""
+
+    kl: float  # mean KL divergence of the engine from the reference, nats
+    kl_p99: float  # 99th percentile over positions
+    top1: float  # share of positions with the same most likely token
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one measurement found; `reference` and `comparison` only where they were asked for."""
+
+    windows: int
+    length: int
+    bos: int | None
+    score: Score
+    reference: Score | None = None
+    comparison: Comparison | None = None
+
+
+def windows(
+    ids: Sequence[int], count: int, length: int, bos: int | None
+) -> tuple[tuple[int, ...], ...]:
+    """Cut `ids` into `count` windows of `length` tokens, bos included. UsageError if too short."""
+    head = () if bos is None else (bos,)
+    step = length - len(head)
+    if count < 1 or step < 2:
+        raise UsageError(f"{count} windows of {length} tokens: too few; use at least 1 of 3")
+    if len(ids) < count * step:
+        raise UsageError(
+            f"text: {len(ids)} tokens, {count} windows of {length} need {count * step}; use a "
+            "longer text or fewer windows"
+        )
+    return tuple((*head, *ids[i * step : (i + 1) * step]) for i in range(count))
+
+
+def log_partition(row: Row) -> tuple[float, float]:
+    """Maximum and log of the sum of exp(row - maximum), summed in float64."""
+    top = float(row.max())
+    return top, math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
+
+
+def token_nll(row: Row, token: int) -> float:
+    """Negative log probability of `token`, nats."""
+    top, log_sum = log_partition(row)
+    return log_sum + top - float(row[token])
+
+
+def divergence(reference: Row, other: Row) -> float:
+    """KL(reference || other) of the two softmax distributions, nats; never below 0."""
+    top_r, sum_r = log_partition(reference)
+    top_o, sum_o = log_partition(other)
+    log_p = reference.astype(np.float64) - (top_r + sum_r)
+    gap = log_p - (other.astype(np.float64) - (top_o + sum_o))
+    return max(0.0, float(np.exp(log_p) @ gap))
+
+
+class _Tally:
+    """Takes the engine's rows of one window after another, and asks the reference for its own."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.tokens = 0
+        self.nll = 0.0
+        self.reference_nll = 0.0
+        self.kl: list[float] = []
+        self.same = 0
+
+    def window(self, ids: Sequence[int], source: LogitSource, reference: Reference | None) -> None:
+        """Score ids[1:]; the logits after the last token have no next one to predict."""
+        rows = None if reference is None else reference.window(ids)
+
+        def on_row(position: int, row: Row) -> None:
+            if position + 1 < len(ids):
+                wanted = ids[position + 1]
+                self.tokens += 1
+                self.nll += token_nll(row, wanted)
+                if rows is not None:
+                    self._compare(rows(position), row, wanted)
+            self.reporter.advance()
+
+        source.evaluate(ids, on_row)
+
+    def _compare(self, reference: Row, row: Row, wanted: int) -> None:
+        if reference.shape != row.shape:
+            raise CheckpointError(
+                f"checkpoint: {reference.size} logits, the artifact has {row.size}; use the "
+                "checkpoint that the artifact was compiled from"
+            )
+        self.reference_nll += token_nll(reference, wanted)
+        self.kl.append(divergence(reference, row))
+        self.same += int(reference.argmax() == row.argmax())
+
+
+def measure(
+    source: LogitSource,
+    cut: Sequence[Sequence[int]],
+    bos: int | None,
+    text_bytes: Callable[[Sequence[int]], int],
+    reference: Reference | None = None,
+    reporter: Reporter | None = None,
+) -> Result:
+    """Run all windows. `text_bytes` gives the UTF-8 bytes of ids."""
+    reporter = reporter or Silent()
+    reporter.start("perplexity", sum(len(w) for w in cut))
+    tally = _Tally(reporter)
+    for ids in cut:
+        tally.window(ids, source, reference)
+    size = sum(text_bytes(list(ids[1:])) for ids in cut)
+    result = Result(len(cut), len(cut[0]), bos, Score(tally.tokens, size, tally.nll))
+    if reference is None:
+        return result
+    comparison = Comparison(
+        kl=float(np.mean(tally.kl)),
+        kl_p99=float(np.percentile(tally.kl, 99)),
+        top1=tally.same / tally.tokens,
+    )
+    score = Score(tally.tokens, size, tally.reference_nll)
+    return Result(len(cut), len(cut[0]), bos, result.score, score, comparison)
+
+
+class Reference:
+    """The checkpoint in float32 through transformers, eager attention."""
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._model = _load_reference(path)
+        config = self._model.config.get_text_config()
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._head = self._model.get_output_embeddings()
+
+    def window(self, ids: Sequence[int]) -> Callable[[int], Row]:
+        """Logits after each position of a window, made in blocks on demand, ascending."""
+        import torch
+
+        with torch.inference_mode():
+            hidden = self._model.model(torch.tensor([list(ids)])).last_hidden_state[0]
+        block: dict[int, Row] = {}
+
+        def row(position: int) -> Row:
+            first = position - position % REFERENCE_BLOCK
+            if first not in block:
+                block.clear()
+                block[first] = self._logits(hidden[first : first + REFERENCE_BLOCK])
+            logits: Row = block[first][position - first]
+            return logits
+
+        return row
+
+    def evaluate(self, ids: Sequence[int], on_row: OnRow) -> None:
+        """The reference as a LogitSource, to measure the checkpoint alone."""
+        row = self.window(ids)
+        for position in range(len(ids)):
+            on_row(position, row(position))
+
+    def _logits(self, hidden: Any) -> Row:
+        import torch
+
+        with torch.inference_mode():
+            logits = self._head(hidden)
+            if self._softcap is not None:
+                logits = torch.tanh(logits / self._softcap) * self._softcap
+            rows: Row = logits.numpy()
+        return rows
+
+
+def _load_reference(path: Path) -> Any:
+    """A transformers model from a folder, .safetensors, .gguf, .pt or .pth; CheckpointError if some
+    weights are missing from the file (transformers would go on with random ones)."""
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        return _load_state_dict(path, transformers)
+    options: dict[str, Any] = {"gguf_file": path.name} if suffix == ".gguf" else {}
+    folder = path if path.is_dir() else path.parent
+    import torch
+
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+        **options,
+    )
+    _refuse_missing(path, info["missing_keys"])
+    return model.eval()
+
+
+def _load_state_dict(path: Path, transformers: Any) -> Any:
+    import torch
+
+    config = transformers.AutoConfig.from_pretrained(path.parent)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    tied = ["lm_head.weight"] if config.get_text_config().tie_word_embeddings else []
+    _refuse_missing(path, [name for name in missing if name not in tied])
+    return model.eval()
+
+
+def _refuse_missing(path: Path, missing: Sequence[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"{path.name}: transformers finds no weights for {min(missing)} ({len(missing)} in "
+            "all); use the checkpoint that the artifact was compiled from"
+        )
