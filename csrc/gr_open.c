@@ -447,7 +447,8 @@ static bool region_fits(const reader *r, walk *w, uint64_t offset, uint64_t size
 static bool is_vector_role(uint32_t role)
 {
     return role == GB_ROLE_FINAL_NORM || role == GB_ROLE_ATTN_NORM || role == GB_ROLE_FFN_NORM ||
-           role == GB_ROLE_POST_FFN_NORM || (role >= GB_ROLE_Q_BIAS && role <= GB_ROLE_POST_ATTN_NORM);
+           role == GB_ROLE_POST_FFN_NORM ||
+           (role >= GB_ROLE_Q_BIAS && role <= GB_ROLE_POST_ATTN_NORM);
 }
 
 static bool formats_fit(const gb_tensor *t, const gb_segment *s)
@@ -680,8 +681,8 @@ static gemrun_status open_plan(reader *r)
         const range table[] = {
             {p->kind, i + 1, i + 1}, {p->first_op, lifetimes[i][0], lifetimes[i][0]},
             {p->last_op, lifetimes[i][1], lifetimes[i][1]}, {p->size, size, size},
-            {p->offset % GB_LINE, 0, 0}, {gr_add(p->offset, p->size), 0, most}, {p->reserved0, 0, 0},
-            {!all_zero(p->reserved, sizeof p->reserved), 0, 0}};
+            {p->offset % GB_LINE, 0, 0}, {gr_add(p->offset, p->size), 0, most},
+            {p->reserved0, 0, 0}, {!all_zero(p->reserved, sizeof p->reserved), 0, 0}};
         gemrun_status st = WITHIN(r, GEMRUN_E_PLAN, i, table);
         if (st != GEMRUN_OK) {
             return st;

@@ -1,0 +1,44 @@
+/* gr_port.h: everything that the engine asks of the machine. One gr_port_*.c per kind of system.
+ *
+ * Memory comes in whole mappings at open, threads are made at open; nothing here is called between
+ * two tokens except the team, the clock and the floating-point environment. */
+#ifndef GR_PORT_H
+#define GR_PORT_H
+
+#include "gr_internal.h"
+
+typedef struct gr_map {
+    uint8_t *address; /* NULL: nothing is mapped */
+    uint64_t bytes;
+} gr_map;
+
+/* A file, read-only, every page read once. An empty file gives no address and no failure. */
+gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e);
+/* Zeroed memory, every page touched. */
+gemrun_status gr_port_map(gr_map *out, uint64_t bytes, gr_error *e);
+void gr_port_unmap(gr_map *m);
+uint64_t gr_port_lock(const gr_map *m); /* bytes kept from being paged out: all of them, or 0 */
+
+uint64_t gr_port_now(void); /* nanoseconds of a clock that never jumps */
+/* What a new mapping may take: available memory, or what the control groups leave, in bytes.
+ * `root` is put before every path ("" but in tests). */
+uint64_t gr_port_memory(const char *root);
+/* Processors of the thread's affinity mask and of the CPU quota, rounded down, at least 1. */
+uint32_t gr_port_cores(const char *root);
+/* The calling thread's affinity: the first 64 processors. */
+uint64_t gr_port_affinity(void);
+bool gr_port_pin(uint64_t mask); /* the calling thread; false if it did not come to be so */
+const char *gr_port_reason(uint64_t found); /* text of gr_error.found of E_OPEN and E_MAP */
+char *gr_port_text(size_t *out_capacity);   /* the calling thread's error text */
+void gr_port_features(char *out, size_t capacity); /* names of the CPU's vector extensions */
+
+/* The team lives in memory of the caller: gr_team_bytes, on 64 bytes. Every worker has a stack of
+ * GR_STACK_SIZE, a mapping of its own with a guard page below it. With an affinity mask worker i
+ * is pinned to the i-th set bit; thread 0 is whoever calls. */
+uint64_t gr_team_bytes(void);
+gemrun_status gr_team_start(gr_team *team, uint32_t threads, uint64_t affinity, gr_error *e);
+void gr_team_stop(gr_team *team); /* also after a failed start, and of zeroed memory */
+uint32_t gr_team_pinned(const gr_team *team); /* workers whose pinning was read back */
+gr_map gr_team_stack(const gr_team *team, uint32_t worker);
+
+#endif
