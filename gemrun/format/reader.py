@@ -1,0 +1,433 @@
+"""Read a `.gembin` file: the checks of csrc/FORMAT.md section 3, in their order, with their codes.
+
+Written from that text, not from the C reader; a test gives both the same damaged files. Nothing is
+copied but header and tables: weights stay in the mapped file. Work is linear in the file's size
+and nothing is allocated by a number that has not been checked against a limit or the bytes there.
+
+    read_artifact(path) -> Artifact      FormatError(code, sentence) for anything that is wrong
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from gemrun.format import manifest as manifest_
+from gemrun.format import records, sizes, spec, tokens, writer
+from gemrun.format.codes import Code, FormatError
+from gemrun.format.spec import (
+    Conf,
+    Header,
+    Layer,
+    Plan,
+    Record,
+    Rope,
+    Section,
+    Segment,
+    Signature,
+    Tensor,
+    TestVector,
+    Thermal,
+)
+
+Verify = Literal["full", "fast", "structure"]
+COPY = "copy the file again from where it was made"
+REBUILD = "compile the artifact again"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked artifact. `image` maps the file; `close()` or a with block unmaps it."""
+
+    header: Header
+    signature: Signature
+    sections: Mapping[str, Section]  # in file order
+    conf: Conf
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+    segments: tuple[Segment, ...]
+    plans: tuple[Plan, ...]
+    ropes: tuple[Rope, ...]
+    thermal: Thermal
+    tests: tuple[TestVector, ...]
+    tokenizer: tokens.Tokenizer
+    template: tokens.Template | None
+    manifest: Mapping[str, Any]
+    hdf: Mapping[str, Any]
+    image: memoryview
+
+    def section(self, name: str) -> memoryview:
+        """The bytes of a section, not copied. KeyError if there is none."""
+        entry = self.sections[name]
+        return self.image[entry.offset : entry.offset + entry.size]
+
+    def tensor_data(self, tensor: Tensor) -> memoryview:
+        """The bytes of a tensor's data, not copied."""
+        return self.image[tensor.offset : tensor.offset + tensor.size]
+
+    def tensor_second(self, tensor: Tensor) -> memoryview:
+        """The bytes of a tensor's low plane, not copied; empty where there is none."""
+        return self.image[tensor.second_offset : tensor.second_offset + tensor.second_size]
+
+    def segments_of(self, tensor: Tensor) -> Sequence[Segment]:
+        """The segments of one tensor."""
+        return sizes.segments_of(tensor, self.segments)
+
+    def close(self) -> None:
+        """Give the mapping back; views of it must be gone."""
+        self.image.release()
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+def read_artifact(
+    source: str | bytes | os.PathLike[str] | memoryview,
+    verify: Verify = "full",
+    *,
+    image: bool = False,
+) -> Artifact:
+    """Check a file, or with `image` the bytes of one, and return its records.
+
+    verify: "full" everything; "fast" without the checksums of WHOT; "structure" what the engine
+    checks, with the CRC of WHOT (rows 1 to 19 of the table).
+    """
+    if image:
+        if not isinstance(source, bytes | bytearray | memoryview):
+            raise TypeError("an image must be bytes")
+        return _read(memoryview(source).cast("B"), verify)
+    if isinstance(source, memoryview):
+        raise TypeError("a memoryview needs image=True")
+    return _read(_map(source), verify)
+
+
+def _map(path: str | bytes | os.PathLike[str]) -> memoryview:
+    label = writer.show(os.fsdecode(path))
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123  paths may be bytes
+            if os.fstat(stream.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FormatError(Code.OPEN, f"{label}: {reason}", "check the path") from error
+
+
+def _read(image: memoryview, verify: Verify) -> Artifact:
+    header = _header(image)
+    signature = _signature(image)
+    table = _table(image, header)
+    sections = _sections(image, header, table)
+    for name, entry in sections.items():
+        if name != "WHOT":
+            _crc(image, name, entry, Code.SECTION_CRC)
+    found = _records(image, sections)
+    _ram(header, sections, found)
+    if verify != "fast":
+        _crc(image, "WHOT", sections["WHOT"], Code.WEIGHTS_CRC)
+    manifest: Mapping[str, Any] = {}
+    hdf: Mapping[str, Any] = {}
+    if verify != "structure":
+        _sha256(image, sections, skip=() if verify == "full" else ("WHOT",))
+        _root(header, table)
+        hdf = _hdf(image, header, sections["HDFJ"])
+        manifest = manifest_.decode(_part(image, sections["MANI"]))
+        manifest_.check(manifest, found.conf, found.layers, found.tensors, found.segments)
+    return Artifact(
+        header=header,
+        signature=signature,
+        sections=sections,
+        manifest=manifest,
+        hdf=hdf,
+        image=image,
+        **vars(found),
+    )
+
+
+# ---- rows 1 to 10: header and signature block ----
+def _header(image: memoryview) -> Header:
+    start = bytes(image[:8])
+    if start != spec.MAGIC[: len(start)]:
+        raise FormatError(Code.MAGIC, "header: not a .gembin file", "name a file made by gemmake")
+    if len(image) < 512:
+        raise FormatError(Code.SIZE, f"file: {len(image)} bytes, a header needs 512", COPY)
+    header = Header.unpack(bytes(image[: spec.HEADER_SIZE]))
+    if header.byte_order != spec.BYTE_ORDER:
+        raise FormatError(Code.BYTE_ORDER, f"header: byte order {header.byte_order:#010x}", COPY)
+    if header.major != spec.MAJOR:
+        raise FormatError(
+            Code.VERSION,
+            f"header: format {header.major}.{header.minor}, this tool reads {spec.MAJOR}.x",
+            "use the release that made it, or compile again with this one",
+        )
+    found = zlib.crc32(bytes(image[:252]))
+    if found != header.header_crc32:
+        wanted = header.header_crc32
+        raise FormatError(Code.HEADER_CRC, f"header: CRC {found:#x}, stored {wanted:#x}", COPY)
+    _header_fields(header, len(image))
+    return header
+
+
+def _header_fields(header: Header, size: int) -> None:
+    fixed = {
+        "header_size": spec.HEADER_SIZE,
+        "entry_size": spec.ENTRY_SIZE,
+        "align": spec.ALIGN,
+        "table_offset": spec.TABLE_OFFSET,
+        "reserved": bytes(24),
+    }
+    for name, wanted in fixed.items():
+        if getattr(header, name) != wanted:
+            raise FormatError(Code.HEADER, f"header: {name} is not {wanted!r}", REBUILD)
+    if not 1 <= header.section_count <= spec.MAX_SECTIONS:
+        raise FormatError(Code.HEADER, f"header: {header.section_count} sections", REBUILD)
+    if not records.is_text(header.target):
+        raise FormatError(Code.HEADER, "header: target is not NUL-padded", REBUILD)
+    if header.file_size != size:
+        wanted = header.file_size
+        raise FormatError(Code.SIZE, f"file: {size} bytes, its header says {wanted}", COPY)
+    unknown = header.required_features & ~spec.REQ_KNOWN
+    if unknown:
+        raise FormatError(
+            Code.FEATURE,
+            f"header: needs unknown features {unknown:#x}",
+            "use the release that made it",
+        )
+    if header.engine_abi_min > spec.ENGINE_ABI:
+        raise FormatError(
+            Code.ABI,
+            f"header: needs engine ABI {header.engine_abi_min}, this is {spec.ENGINE_ABI}",
+            "update the engine",
+        )
+
+
+def _signature(image: memoryview) -> Signature:
+    at = spec.SIGNATURE_OFFSET
+    block = Signature.unpack(bytes(image[at : at + 256]))
+    bad = block.alg > 1 or any(block.pad) or any(block.reserved)
+    if block.alg == 0 and (any(block.key_id) or any(block.signature)):
+        bad = True
+    if bad:
+        what = f"signature block: algorithm {block.alg} or a reserved byte that is set"
+        raise FormatError(Code.SIGNATURE, what, "sign the artifact again")
+    return block
+
+
+# ---- rows 11 to 16: section table ----
+def _table(image: memoryview, header: Header) -> bytes:
+    end = spec.TABLE_OFFSET + spec.ENTRY_SIZE * header.section_count
+    if end > len(image):
+        raise FormatError(Code.SIZE, f"section table: ends at {end} of {len(image)}", REBUILD)
+    table = bytes(image[spec.TABLE_OFFSET : end])
+    if zlib.crc32(table) != header.table_crc32:
+        raise FormatError(Code.TABLE_CRC, "section table: CRC differs", COPY)
+    return table
+
+
+def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Section]:
+    """The sections by name, in file order: entries, gaps and presence checked."""
+    entries = [Section.unpack(table, at) for at in range(0, len(table), spec.ENTRY_SIZE)]
+    end = spec.TABLE_OFFSET + len(table)
+    seen: set[int] = set()
+    gaps: list[tuple[int, int]] = []
+    for entry in entries:
+        name = entry.type.to_bytes(4, "little")
+        align = spec.WEIGHT_ALIGN if name == b"WHOT" else spec.ALIGN
+        problem = _entry_problem(entry, name)
+        if entry.type in seen:
+            problem = "is there twice"
+        elif entry.offset != sizes.pad(end, align):
+            problem = f"starts at {entry.offset}, not at {sizes.pad(end, align)}"
+        elif entry.offset + entry.size > len(image):
+            problem = f"ends at {entry.offset + entry.size}, the file at {len(image)}"
+        if problem:
+            raise FormatError(Code.TABLE, f"section {name!r:.20}: {problem}", REBUILD)
+        seen.add(entry.type)
+        gaps.append((end, entry.offset))
+        end = entry.offset + entry.size
+    if sizes.pad(end, spec.ALIGN) != header.file_size:
+        raise FormatError(Code.TABLE, f"section table: sections end at {end}", REBUILD)
+    for start, stop in [*gaps, (end, header.file_size)]:
+        if any(image[start:stop]):
+            raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
+    return _present(entries)
+
+
+def _entry_problem(entry: Section, name: bytes) -> str:
+    if entry.name != name + bytes(12):
+        return "has a name that is not its type"
+    if entry.flags & ~15:
+        return f"has unknown flags {entry.flags:#x}"
+    if any(entry.reserved0) or any(entry.reserved1):
+        return "has a reserved byte that is set"
+    if entry.mem_size != entry.size:
+        return f"has {entry.size} bytes in the file and {entry.mem_size} in memory"
+    records_end = entry.record_size * entry.record_count
+    if records_end != entry.size if entry.record_size else entry.record_count != 0:
+        return f"has {entry.record_count} records of {entry.record_size} in {entry.size} bytes"
+    return ""
+
+
+def _present(entries: Sequence[Section]) -> dict[str, Section]:
+    known = {spec.fourcc(name): name for name in spec.SECTIONS}
+    out = {known.get(e.type, f"?{e.type:08x}"): e for e in entries}
+    for name in spec.SECTIONS:
+        if name not in out and name not in spec.OPTIONAL_SECTIONS:
+            raise FormatError(Code.MISSING, f"section {name}: is missing", REBUILD)
+    for entry in entries:
+        if entry.type not in known and entry.flags & spec.SectionFlag.REQUIRED:
+            what = f"section {entry.name[:4]!r}: is required and unknown here"
+            raise FormatError(Code.MISSING, what, "use the release that made it")
+    return out
+
+
+def _part(image: memoryview, entry: Section) -> memoryview:
+    return image[entry.offset : entry.offset + entry.size]
+
+
+def _crc(image: memoryview, name: str, entry: Section, code: Code) -> None:
+    found = zlib.crc32(_part(image, entry))
+    if found != entry.crc32:
+        what = f"section {name}: CRC {found:#x}, stored {entry.crc32:#x}"
+        raise FormatError(code, what, COPY)
+
+
+# ---- row 17: records ----
+@dataclass(frozen=True)
+class _Found:
+    conf: Conf
+    layers: tuple[Layer, ...]
+    segments: tuple[Segment, ...]
+    tensors: tuple[Tensor, ...]
+    plans: tuple[Plan, ...]
+    ropes: tuple[Rope, ...]
+    thermal: Thermal
+    tests: tuple[TestVector, ...]
+    tokenizer: tokens.Tokenizer
+    template: tokens.Template | None
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _array(
+    image: memoryview, sections: Mapping[str, Section], record: type[R], name: str, most: int
+) -> tuple[R, ...]:
+    entry, known = sections[name], spec.size_of(record)
+    code = Code[name]
+    if entry.record_size < known:
+        what = f"section {name}: records of {entry.record_size} bytes, {known} are needed"
+        raise FormatError(code, what, REBUILD)
+    if not 1 <= entry.record_count <= most:
+        what = f"section {name}: {entry.record_count} records, 1 to {most} are allowed"
+        raise FormatError(code, what, REBUILD)
+    data = _part(image, entry)
+    return tuple(record.unpack(data, at) for at in range(0, entry.size, entry.record_size))
+
+
+def _records(image: memoryview, sections: Mapping[str, Section]) -> _Found:
+    conf = _array(image, sections, Conf, "CONF", 1)[0]
+    records.check_conf(conf)
+    layers = _array(image, sections, Layer, "LAYR", spec.MAX_LAYERS)
+    records.check_layers(conf, layers)
+    segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
+    records.check_segments(segments)
+    tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)
+    whot = sections["WHOT"]
+    gaps = records.check_tensors(conf, layers, segments, tensors, whot)
+    for start, stop in gaps:
+        if any(image[start:stop]):
+            what = f"section WHOT: bytes {start}..{stop} between tensors are not all zero"
+            raise FormatError(Code.TENS, what, REBUILD)
+    plans = _array(image, sections, Plan, "PLAN", spec.MAX_PLAN)
+    records.check_plans(conf, layers, segments, tensors, plans)
+    ropes = records.read_ropes(conf, layers, _part(image, sections["ROPE"]))
+    thermal = _array(image, sections, Thermal, "THRM", 1)[0]
+    records.check_thermal(thermal)
+    tests = _array(image, sections, TestVector, "TEST", spec.MAX_TESTS)
+    records.check_tests(conf, tests)
+    tokenizer = tokens.read_tokn(_part(image, sections["TOKN"]), conf.vocab_rows)
+    template = None
+    if "TMPL" in sections:
+        template = tokens.read_tmpl(_part(image, sections["TMPL"]), conf.vocab_rows)
+    return _Found(
+        conf, layers, segments, tensors, plans, ropes, thermal, tests, tokenizer, template
+    )
+
+
+# ---- rows 18 to the end ----
+def _ram(header: Header, sections: Mapping[str, Section], found: _Found) -> None:
+    totals = sizes.totals(
+        found.conf,
+        found.layers,
+        len(found.tensors),
+        len(found.segments),
+        found.plans,
+        header.file_size,
+        sections["WHOT"].size,
+    )
+    wanted = {
+        "ram_weights": totals.weights,
+        "ram_arena": totals.arena,
+        "ram_kv": totals.kv,
+        "ram_tables": totals.tables,
+        "ram_engine": totals.engine,
+        "ram_stacks": totals.stacks,
+        "ram_total": totals.total,
+        "kv_layout_id": sizes.kv_layout_id(found.conf, found.layers),
+    }
+    for name, value in wanted.items():
+        if getattr(header, name) != value:
+            what = f"header: {name} is {getattr(header, name)}, the records say {value}"
+            raise FormatError(Code.RAM, what, REBUILD)
+
+
+def _sha256(image: memoryview, sections: Mapping[str, Section], skip: Sequence[str]) -> None:
+    for name, entry in sections.items():
+        if name not in skip and hashlib.sha256(_part(image, entry)).digest() != entry.sha256:
+            raise FormatError(Code.SHA256, f"section {name}: SHA-256 differs", COPY)
+
+
+def _root(header: Header, table: bytes) -> None:
+    if writer.root_of(header, table) != header.root_sha256:
+        raise FormatError(Code.ROOT, "header: root digest differs", COPY)
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of HDFJ: sorted keys, no blanks, UTF-8, no NaN."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode("utf-8")
+
+
+def _hdf(image: memoryview, header: Header, entry: Section) -> dict[str, Any]:
+    if entry.size > spec.MAX_MANIFEST:
+        raise FormatError(Code.MANIFEST, f"section HDFJ: {entry.size} bytes", REBUILD)
+    raw = bytes(_part(image, entry))
+    try:
+        value = json.loads(raw.decode("utf-8"))
+        again = canonical_json(value)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(Code.MANIFEST, f"section HDFJ: not JSON: {error}", REBUILD) from error
+    if not isinstance(value, dict) or again != raw:
+        raise FormatError(Code.MANIFEST, "section HDFJ: not in canonical form", REBUILD)
+    bound = {k: v for k, v in value.items() if k != "policy"}
+    if hashlib.sha256(canonical_json(bound)).digest() != header.hdf_sha256:
+        raise FormatError(Code.MANIFEST, "section HDFJ: its hash is not hdf_sha256", REBUILD)
+    return value
+
+
+def iter_names(artifact: Artifact) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with the names that the manifest gives them."""
+    for entry, tensor in zip(artifact.manifest["tensors"], artifact.tensors, strict=True):
+        yield entry["name"], tensor
