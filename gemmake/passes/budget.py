@@ -24,9 +24,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Their sum: the peak of a run."""
-        return (
-            self.weights + self.tables + self.arena + self.kv + self.engine + self.stacks
-        )
+        return self.weights + self.tables + self.arena + self.kv + self.engine + self.stacks
 
     def rows(self) -> tuple[tuple[str, int], ...]:
         """What takes what, in the order of the table."""
@@ -48,9 +46,7 @@ class Remedy:
     total: int
 
 
-def check_budget(
-    memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]
-) -> None:
+def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:
     """Refuse a total above what the target grants. `granted` 0 means: not known, never refuse.
 
     Raises BudgetError with the table and the options that would fit.

@@ -1,8 +1,7 @@
 """layout: the records of an artifact and the place of every tensor in the weight stream.
 
 Tensors lie in execution order, each on 256 bytes, so that a token reads the weights as one
-sequential stream (DESIGN 2.2). Offsets here count from the start of WHOT; `relocated` moves them
-to file offsets once the sizes of the sections before it are known.
+sequential stream (DESIGN 2.2). Offsets here count from the start of WHOT.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gemmake.model import MODEL_LAYER, NORM_ROLES, LayerSpec, Model, ModelSpec, Role, TensorRef
+from gemmake.model import MODEL_LAYER, NORM_ROLES, LayerSpec, Model, Role, TensorRef
 from gemmake.options import CompileOptions, Int4Format, KvType, Quantization
-from gemrun.format import sizes, spec
+from gemrun.format import assemble, sizes, spec
 
 VECTOR_ROLES = NORM_ROLES | {Role.Q_BIAS, Role.K_BIAS, Role.V_BIAS}
 
@@ -40,6 +39,13 @@ class StreamTensor:
         """Names of the sources, for messages and the manifest."""
         return "+".join(s.name for s in self.sources)
 
+    @property
+    def end(self) -> int:
+        """First byte after the tensor, from the start of WHOT."""
+        record = self.record
+        second = record.second_offset + record.second_size
+        return max(record.offset + record.size, second)
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -49,18 +55,18 @@ class Stream:
     segments: tuple[spec.Segment, ...]
     size: int
 
-    def relocated(self, start: int) -> tuple[spec.Tensor, ...]:
-        """TENS records with file offsets, for a WHOT section at `start`."""
-        return tuple(_moved(t.record, start) for t in self.tensors)
-
     def records(self) -> tuple[spec.Tensor, ...]:
         """TENS records with offsets from the start of WHOT."""
         return tuple(t.record for t in self.tensors)
 
+    def of_layer(self, layer: int) -> tuple[StreamTensor, ...]:
+        """The tensors of one layer, in order."""
+        return tuple(t for t in self.tensors if t.record.layer == layer)
 
-def _moved(record: spec.Tensor, start: int) -> spec.Tensor:
-    second = record.second_offset + start if record.second_offset else 0
-    return replace(record, offset=record.offset + start, second_offset=second)
+    def index_of(self, role: Role) -> int:
+        """Index of the model-wide tensor with this role; the head's for a tied embedding."""
+        roles = [t.record.role for t in self.tensors]
+        return roles.index(role) if role in roles else roles.index(Role.HEAD)
 
 
 def body_format(options: CompileOptions) -> spec.Format:
@@ -90,18 +96,34 @@ def kv_type(options: CompileOptions) -> spec.KvType:
 
 def plan_stream(model: Model, options: CompileOptions) -> Stream:
     """Place every tensor of a model (norms folded, ties resolved)."""
-    placer = _Placer()
+    wanted = list(_execution_order(model, options))
+    segments = tuple(_segment(format_, sources[0].cols) for _, _, format_, sources in wanted)
+    records = [
+        _record(model, role, layer, format_, sources[0], index)
+        for index, (role, layer, format_, sources) in enumerate(wanted)
+    ]
+    placed, size = assemble.place_tensors(records, segments)
+    tensors = tuple(
+        StreamTensor(record, format_, sources)
+        for record, (_, _, format_, sources) in zip(placed, wanted, strict=True)
+    )
+    return Stream(tensors, segments, size)
+
+
+_Wanted = tuple[Role, int, spec.Format, tuple[TensorRef, ...]]
+
+
+def _execution_order(model: Model, options: CompileOptions) -> Iterator[_Wanted]:
     body, table = body_format(options), table_format(options)
+    vector = spec.Format.VECTOR
     if not model.spec.tied:
-        placer.add(Role.EMBED, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.EMBED],), None)
-    for index, layer in enumerate(model.spec.layers):
+        yield Role.EMBED, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.EMBED],)
+    for index in range(len(model.spec.layers)):
         for role, sources in _layer_sources(model, index):
-            format_ = spec.Format.VECTOR if role in VECTOR_ROLES else body
-            placer.add(role, index, format_, sources, layer)
+            yield role, index, vector if role in VECTOR_ROLES else body, sources
     norm = (model.tensors[MODEL_LAYER, Role.FINAL_NORM],)
-    placer.add(Role.FINAL_NORM, MODEL_LAYER, spec.Format.VECTOR, norm, None)
-    placer.add(Role.HEAD, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.HEAD],), None)
-    return Stream(tuple(placer.tensors), tuple(placer.segments), placer.end)
+    yield Role.FINAL_NORM, MODEL_LAYER, vector, norm
+    yield Role.HEAD, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.HEAD],)
 
 
 def _layer_sources(model: Model, layer: int) -> Iterator[tuple[Role, tuple[TensorRef, ...]]]:
@@ -115,83 +137,86 @@ def _layer_sources(model: Model, layer: int) -> Iterator[tuple[Role, tuple[Tenso
             yield role, (ref,)
 
 
-def _slabs(role: Role, layer: LayerSpec | None) -> int:
+def _segment(format_: spec.Format, cols: int) -> spec.Segment:
+    groups = 0 if format_ is spec.Format.VECTOR else sizes.groups_of(cols)
+    return spec.Segment(format=int(format_), first_group=0, group_count=groups)
+
+
+def _record(
+    model: Model, role: Role, layer: int, format_: spec.Format, source: TensorRef, segment: int
+) -> spec.Tensor:
+    vector = format_ is spec.Format.VECTOR
+    rows = 1 if vector else source.rows
+    return spec.Tensor(
+        role=int(role),
+        layer=layer,
+        seg_first=segment,
+        seg_count=1,
+        rows=rows,
+        cols=source.cols,
+        rows_padded=rows if vector else sizes.pad(rows, spec.PANEL),
+        cols_padded=source.cols if vector else sizes.pad(source.cols, spec.GROUP),
+        slab_count=_slabs(role, model.spec.layers[layer]) if layer >= 0 else 0,
+        parts=2 if role is Role.GATE_UP else 1,
+    )
+
+
+def _slabs(role: Role, layer: LayerSpec) -> int:
     """Heads that a tensor's slabs cover."""
-    if layer is None:
-        return 0
     if role in (Role.Q, Role.O):
         return layer.heads
     return layer.kv_heads if role in (Role.K, Role.V) else 0
 
 
-class _Placer:
-    """Appends tensors to the stream. The only mutable helper, local to `plan_stream`."""
-
-    def __init__(self) -> None:
-        self.tensors: list[StreamTensor] = []
-        self.segments: list[spec.Segment] = []
-        self.end = 0
-
-    def add(
-        self,
-        role: Role,
-        layer: int,
-        format_: spec.Format,
-        sources: tuple[TensorRef, ...],
-        layer_spec: LayerSpec | None,
-    ) -> None:
-        """Place one tensor after the last one."""
-        rows, cols = sources[0].rows, sources[0].cols
-        vector = format_ is spec.Format.VECTOR
-        groups = 0 if vector else sizes.groups_of(cols)
-        segment = spec.Segment(format=format_, first_group=0, group_count=groups)
-        record = spec.Tensor(
-            role=int(role),
-            layer=layer,
-            seg_first=len(self.segments),
-            seg_count=1,
-            rows=1 if vector else rows,
-            cols=cols,
-            rows_padded=1 if vector else sizes.pad(rows, spec.PANEL),
-            cols_padded=cols if vector else sizes.pad(cols, spec.GROUP),
-            slab_count=_slabs(role, layer_spec),
-            parts=2 if role is Role.GATE_UP else 1,
-        )
-        size, second = sizes.tensor_size(record, [segment])
-        offset = sizes.pad(self.end, spec.ALIGN)
-        second_offset = sizes.pad(offset + size, spec.ALIGN) if second else 0
-        self.end = second_offset + second if second else offset + size
-        placed = replace(
-            record, offset=offset, size=size, second_offset=second_offset, second_size=second
-        )
-        self.segments.append(segment)
-        self.tensors.append(StreamTensor(placed, format_, sources))
+def plan_conf(model: Model, options: CompileOptions, stream: Stream, threads: int) -> spec.Conf:
+    """The CONF record."""
+    info, generation = model.spec, model.spec.generation
+    flags = spec.ConfFlag.TIED if info.tied else spec.ConfFlag(0)
+    if info.final_softcap is not None:
+        flags |= spec.ConfFlag.FINAL_SOFTCAP
+    return spec.Conf(
+        layer_count=len(info.layers),
+        hidden=info.hidden,
+        vocab_rows=info.vocab_rows,
+        rope_count=len(info.ropes),
+        context=options.context,
+        trained_context=info.trained_context,
+        chunk=min(options.chunk, options.context),
+        threads=threads,
+        kv_type=int(kv_type(options)),
+        flags=int(flags),
+        tens_embed=stream.index_of(Role.EMBED),
+        tens_head=stream.index_of(Role.HEAD),
+        tens_final_norm=stream.index_of(Role.FINAL_NORM),
+        norm_eps=info.norm_eps,
+        embed_scale=info.embed_scale,
+        final_softcap=info.final_softcap or 0.0,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        text_limit=sizes.text_limit(options.context),
+        family=spec.text_field(info.family, 16),
+        name=spec.text_field(info.name, 64),
+    )
 
 
 def plan_layers(
-    model_spec: ModelSpec, options: CompileOptions, stream: Stream
+    model: Model, options: CompileOptions, stream: Stream, conf: spec.Conf
 ) -> tuple[spec.Layer, ...]:
     """LAYR records: sizes, KV ring of each layer, and its run of tensors."""
-    kind = kv_type(options)
-    offset = 0
-    layers = []
-    for index, layer in enumerate(model_spec.layers):
-        record = _layer_record(layer, index, kind, options.context, stream, offset)
-        offset += record.kv_size
-        layers.append(record)
-    return tuple(layers)
+    int8 = kv_type(options) is spec.KvType.INT8
+    bare = [_layer(layer, i, stream, int8) for i, layer in enumerate(model.spec.layers)]
+    return assemble.place_kv(conf, bare)
 
 
-def _layer_record(
-    layer: LayerSpec, index: int, kind: spec.KvType, context: int, stream: Stream, offset: int
-) -> spec.Layer:
+def _layer(layer: LayerSpec, index: int, stream: Stream, int8: bool) -> spec.Layer:
     own = [i for i, t in enumerate(stream.tensors) if t.record.layer == index]
     flags = spec.LayerFlag(0)
     flags |= spec.LayerFlag.QK_NORM if layer.qk_norm else spec.LayerFlag(0)
     flags |= spec.LayerFlag.QKV_BIAS if layer.qkv_bias else spec.LayerFlag(0)
     capped = layer.attn_softcap is not None
     flags |= spec.LayerFlag.ATTN_SOFTCAP if capped else spec.LayerFlag(0)
-    record = spec.Layer(
+    return spec.Layer(
         kind=spec.LAYER_DENSE,
         flags=int(flags),
         heads=layer.heads,
@@ -204,14 +229,10 @@ def _layer_record(
         act=int(layer.act),
         score_scale=layer.score_scale,
         attn_softcap=layer.attn_softcap or 0.0,
-        kv_source=index,
-        kv_group=kv_group(layer) if kind is spec.KvType.INT8 else 0,
-        kv_offset=offset,
-        kv_blocks=sizes.kv_blocks(context, layer.window),
+        kv_group=kv_group(layer) if int8 else 0,
         tens_first=own[0],
         tens_count=len(own),
     )
-    return replace(record, kv_size=sizes.kv_layer_size(kind, record))
 
 
 def kv_group(layer: LayerSpec) -> int:
@@ -223,10 +244,23 @@ def kv_group(layer: LayerSpec) -> int:
     return layer.head_dim
 
 
-def weight_bytes(stream: Stream, layers: Sequence[spec.Layer]) -> list[int]:
+def weight_bytes(stream: Stream, layers: int) -> list[int]:
     """Bytes of weights of each layer."""
-    totals = [0] * len(layers)
+    totals = [0] * layers
     for tensor in stream.tensors:
         if tensor.record.layer >= 0:
             totals[tensor.record.layer] += tensor.record.size
     return totals
+
+
+def plan_buffers(
+    conf: spec.Conf, layers: Sequence[spec.Layer], stream: Stream
+) -> tuple[tuple[spec.Buffer, int, spec.Op, spec.Op], ...]:
+    """(kind, bytes, first step, last step) of every arena buffer."""
+    wanted = sizes.buffer_sizes(conf, layers, stream.records(), stream.segments)
+    return tuple((kind, size, *sizes.LIFETIMES[kind]) for kind, size in wanted.items())
+
+
+def with_context(options: CompileOptions, context: int) -> CompileOptions:
+    """The same request with another KV cache size."""
+    return replace(options, context=context)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemmake.hdf import Hdf
 from gemmake.model import Act, LayerSpec, ModelSpec
+from gemrun.format import spec as records
+
+UNKNOWN_CORES = 4  # threads planned for a target that does not say how many cores it has
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,11 @@ def _what(layer: LayerSpec) -> str:
     act = "GeGLU" if layer.act is Act.GELU_TANH else "SwiGLU"
     heads = f"{layer.heads}/{layer.kv_heads} heads of {layer.head_dim}"
     return f"{span}, {heads}, {act} {layer.ffn}"
+
+
+def run_threads(hdf: Hdf) -> int:
+    """Threads that the memory total is stated for: the policy's, or the target's fastest cores."""
+    if hdf.policy.threads != "auto":
+        return min(int(hdf.policy.threads), records.MAX_THREADS)
+    fast = [len(c.cores or ()) for c in hdf.cpu.cluster if c.kind != "little"]
+    return max(1, min(sum(fast) or UNKNOWN_CORES, records.MAX_THREADS))

@@ -1,0 +1,32 @@
+"""What flows through the pipeline: the model, and what the passes have decided about it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gemmake.hdf import Hdf
+from gemmake.model import Model
+from gemmake.options import CompileOptions
+from gemmake.passes.layout import Stream
+from gemmake.passes.memplan import Buffer
+from gemmake.passes.place import Placement
+from gemrun.format import spec
+
+
+@dataclass(frozen=True)
+class State:
+    """The compile between two passes. Fields keep their empty value until their pass has run."""
+
+    model: Model
+    options: CompileOptions
+    hdf: Hdf
+    placements: tuple[Placement, ...] = ()
+    tokn: bytes = field(default=b"", repr=False)  # TOKN section
+    tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode
+    ropes: bytes = field(default=b"", repr=False)  # ROPE section
+    thermal: spec.Thermal = field(default_factory=spec.Thermal)
+    stream: Stream = field(default_factory=lambda: Stream((), (), 0))
+    conf: spec.Conf = field(default_factory=spec.Conf)
+    layers: tuple[spec.Layer, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences for the user
