@@ -52,7 +52,8 @@ class Engine:
         self._lib.gemrun_reset_kv_cache(self._ctx)
 
     def _copy(self, pointer: Any, count: int) -> F32:
-        return np.frombuffer(self._ffi.buffer(pointer, 4 * count), np.float32).copy()
+        values: F32 = np.frombuffer(self._ffi.buffer(pointer, 4 * count), np.float32).copy()
+        return values
 
     def evaluate(self, ids: Sequence[int]) -> F32:
         """Append ids; logits after every one of them: [len(ids), vocab rows]."""
