@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemmake.model import MODEL_LAYER, Role
+
 State = dict[str, Any]
 Array = npt.NDArray[np.float32]
 
@@ -263,3 +265,38 @@ def _gguf_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> Non
     writer.add_chat_template(text)
     if "add_bos_token" in side:
         writer.add_add_bos_token(side["add_bos_token"])
+
+
+LAYER_ATTRIBUTES = {
+    Role.ATTN_NORM: "input_layernorm.weight",
+    Role.Q: "self_attn.q_proj.weight",
+    Role.K: "self_attn.k_proj.weight",
+    Role.V: "self_attn.v_proj.weight",
+    Role.O: "self_attn.o_proj.weight",
+    Role.Q_BIAS: "self_attn.q_proj.bias",
+    Role.K_BIAS: "self_attn.k_proj.bias",
+    Role.V_BIAS: "self_attn.v_proj.bias",
+    Role.Q_NORM: "self_attn.q_norm.weight",
+    Role.K_NORM: "self_attn.k_norm.weight",
+    Role.GATE: "mlp.gate_proj.weight",
+    Role.UP: "mlp.up_proj.weight",
+    Role.DOWN: "mlp.down_proj.weight",
+}
+
+
+def attribute(role: Role, layer: int, *, sandwich: bool) -> str:
+    """The parameter of the transformers model that has this role."""
+    if layer == MODEL_LAYER:
+        return {
+            Role.EMBED: "model.embed_tokens.weight",
+            Role.HEAD: "lm_head.weight",
+            Role.FINAL_NORM: "model.norm.weight",
+        }[role]
+    norms = {Role.FFN_NORM: "post_attention_layernorm.weight"}
+    if sandwich:
+        norms = {
+            Role.POST_ATTN_NORM: "post_attention_layernorm.weight",
+            Role.FFN_NORM: "pre_feedforward_layernorm.weight",
+            Role.POST_FFN_NORM: "post_feedforward_layernorm.weight",
+        }
+    return f"model.layers.{layer}." + {**LAYER_ATTRIBUTES, **norms}[role]

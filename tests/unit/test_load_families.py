@@ -12,7 +12,7 @@ import pytest
 import load_files
 import tiny
 from gemmake.load import load_checkpoint
-from gemmake.model import MODEL_LAYER, NORM_ROLES, Act, Block, Model, Role
+from gemmake.model import NORM_ROLES, Act, Block, Model, Role
 
 FAMILY_NAMES = {
     "gemma1": "gemma1",
@@ -24,39 +24,6 @@ FAMILY_NAMES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }
-LAYER_ATTRIBUTES = {
-    Role.ATTN_NORM: "input_layernorm.weight",
-    Role.Q: "self_attn.q_proj.weight",
-    Role.K: "self_attn.k_proj.weight",
-    Role.V: "self_attn.v_proj.weight",
-    Role.O: "self_attn.o_proj.weight",
-    Role.Q_BIAS: "self_attn.q_proj.bias",
-    Role.K_BIAS: "self_attn.k_proj.bias",
-    Role.V_BIAS: "self_attn.v_proj.bias",
-    Role.Q_NORM: "self_attn.q_norm.weight",
-    Role.K_NORM: "self_attn.k_norm.weight",
-    Role.GATE: "mlp.gate_proj.weight",
-    Role.UP: "mlp.up_proj.weight",
-    Role.DOWN: "mlp.down_proj.weight",
-}
-
-
-def attribute(role: Role, layer: int, *, sandwich: bool) -> str:
-    """The parameter of the transformers model that has this role."""
-    if layer == MODEL_LAYER:
-        return {
-            Role.EMBED: "model.embed_tokens.weight",
-            Role.HEAD: "lm_head.weight",
-            Role.FINAL_NORM: "model.norm.weight",
-        }[role]
-    norms = {Role.FFN_NORM: "post_attention_layernorm.weight"}
-    if sandwich:
-        norms = {
-            Role.POST_ATTN_NORM: "post_attention_layernorm.weight",
-            Role.FFN_NORM: "pre_feedforward_layernorm.weight",
-            Role.POST_FFN_NORM: "post_feedforward_layernorm.weight",
-        }
-    return f"model.layers.{layer}." + {**LAYER_ATTRIBUTES, **norms}[role]
 
 
 def assert_equals_reference(model: Model, reference: Any) -> None:
@@ -64,7 +31,9 @@ def assert_equals_reference(model: Model, reference: Any) -> None:
     parameters = dict(reference.named_parameters())
     sandwich = model.spec.layers[0].block is Block.SANDWICH
     for (layer, role), ref in model.tensors.items():
-        wanted = parameters.pop(attribute(role, layer, sandwich=sandwich)).detach().numpy()
+        wanted = (
+            parameters.pop(load_files.attribute(role, layer, sandwich=sandwich)).detach().numpy()
+        )
         got = ref.read(0, ref.rows)
         assert got.dtype == np.float32
         assert got.shape == (ref.rows, ref.cols)
