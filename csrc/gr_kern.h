@@ -1,0 +1,201 @@
+/* gr_kern.h: the kernel table and the float functions that kernels share (NUMERICS.md, section 2).
+ *
+ * A kernel computes; it knows no layers, no threads and no files. Every table gives the same bits.
+ * The functions here are inline so that a compiler can vectorise them inside a kernel's loop: no
+ * branches on values, only choices. */
+#ifndef GR_KERN_H
+#define GR_KERN_H
+
+#include <float.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "gembin.h"
+
+_Static_assert(FLT_EVAL_METHOD == 0, "binary32 arithmetic is needed: no x87");
+
+#define GR_ROUND 12582912.0f          /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
+#define GR_ROUND_BITS 0x4B400000u     /* its encoding */
+#define GR_EXPONENT 0x7F800000u       /* all exponent bits: infinity or NaN */
+#define GR_TINY_BITS 0x26800000u      /* 2^-50 */
+
+/* Input of a product: `tokens` rows in one or both forms. */
+typedef struct gr_act {
+    int8_t *codes;   /* [tokens][cols padded to 32]; NULL when no consumer is quantised */
+    float *sa;       /* [tokens][groups] */
+    int32_t *asum;   /* [tokens][groups] */
+    float *x;        /* [tokens][cols]; NULL when no consumer is float */
+    uint32_t cols, groups;
+} gr_act;
+
+/* A weight matrix in panels of 16 rows. */
+typedef struct gr_mat {
+    const uint8_t *data; /* first panel; GB_FMT_Q8_ROWS: of the high planes */
+    const uint8_t *low;  /* GB_FMT_Q8_ROWS: low planes, 256 bytes a group, no supers */
+    const gb_segment *seg;
+    uint64_t panel;      /* bytes of a panel in `data` */
+    uint32_t seg_count, cols, groups;
+} gr_mat;
+
+/* Consecutive positions of one KV head, in the ring or in the chunk's own store. */
+typedef struct gr_span {
+    const void *k, *v;        /* int8, half or float, head_dim values a position */
+    const uint16_t *ks, *vs;  /* int8: bfloat16 scales, head_dim / group a position */
+    size_t stride, scale_stride; /* elements from one position to the next */
+    uint32_t count;
+} gr_span;
+
+typedef struct gr_kernels {
+    const char *name;
+    /* y[t][0..width) = rows of panels first.. times the activations of tokens token.. */
+    void (*gemm)(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token, uint32_t tokens,
+                 uint32_t width, float *y, size_t ldy);
+    /* x[n] -> token t of a; false: not finite */
+    bool (*act)(const float *x, gr_act *a, uint32_t t, uint32_t first_group, uint32_t n);
+    /* RMSNorm; y may be x; false: not finite */
+    bool (*norm)(const float *x, const float *w, uint32_t n, float eps, float *y);
+    bool (*norm_act)(const float *x, const float *w, uint32_t n, float eps, gr_act *a, uint32_t t);
+    void (*glu)(uint32_t act, const float *g, const float *u, uint32_t n, float *h);
+    void (*rope)(float *x, const float *table, uint32_t pairs); /* table: cos, then sin */
+    bool (*quantise)(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale);
+    /* scores of q at every position of the span, before the score scale */
+    void (*score)(uint32_t kv_type, const void *q, const uint16_t *qs, const gr_span *s,
+                  uint32_t dim, uint32_t group, float *out);
+    /* out[dim] += probabilities times values */
+    void (*value)(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim, uint32_t group,
+                  float *out);
+    /* s[i] -> exp(s[i] * scale, capped, less the maximum), i from skip (0..15) to n; s[0] stands at
+     * a position divisible by 16; s[0..skip) becomes 0. Returns the sum. */
+    float (*softmax)(float *s, uint32_t skip, uint32_t n, float scale, float cap);
+    bool (*finite)(const float *x, uint32_t n);
+    void (*softcap)(float *z, uint32_t n, float cap);
+    void (*add)(float *x, const float *y, uint32_t n); /* x += y */
+} gr_kernels;
+
+/* gr_kernels_base everywhere, gr_kernels_avx2 on x86-64: gr_kern_ref.c, compiled twice. */
+extern const gr_kernels gr_kernels_base;
+#if defined(__x86_64__) && !defined(GR_BASE_ONLY)
+extern const gr_kernels gr_kernels_avx2;
+#endif
+
+float gr_sqrtf(float x); /* gr_math.c: correctly rounded */
+
+/* ---- encodings ---- */
+static inline uint32_t gr_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float gr_float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline float gr_bf16(uint16_t h)
+{
+    return gr_float((uint32_t)h << 16);
+}
+
+static inline float gr_half(uint16_t h) /* exact */
+{
+    uint32_t u = (uint32_t)(h & 0x7FFFu) << 13;
+    uint32_t exponent = u & 0x0F800000u;
+    u += 112u << 23; /* exponent bias 15 -> 127 */
+    uint32_t small = gr_bits(gr_float(u + (1u << 23)) - gr_float(113u << 23));
+    u += exponent == 0x0F800000u ? 112u << 23 : 0;
+    u = exponent == 0 ? small : u;
+    return gr_float(u | (uint32_t)(h & 0x8000u) << 16);
+}
+
+static inline uint16_t gr_to_half(float x) /* to nearest even; NaN stays one */
+{
+    uint32_t u = gr_bits(x), sign = u >> 16 & 0x8000u, a = u & 0x7FFFFFFFu, h;
+    if (a >= 0x47800000u) /* 65536 and up, infinity, NaN */
+        h = a > GR_EXPONENT ? 0x7E00u : 0x7C00u;
+    else if (a < 0x38800000u) /* below 2^-14: let an addition round at the last subnormal bit */
+        h = gr_bits(gr_float(a) + 0.5f) - 0x3F000000u;
+    else
+        h = (a + 0xFFFu + (a >> 13 & 1u) - (112u << 23)) >> 13;
+    return (uint16_t)(sign | h);
+}
+
+/* ---- fmaf, exact everywhere ---- */
+#if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_f)
+#define gr_fmaf(x, y, z) __builtin_fmaf((x), (y), (z))
+#else
+#define gr_fmaf(x, y, z) gr_fmaf_exact((x), (y), (z))
+#endif
+
+/* The product is exact in double. The sum is rounded to odd, so rounding it again to float gives
+ * what one rounding of the true sum gives: 53 bits are two more than twice 24. */
+static inline float gr_fmaf_exact(float x, float y, float z)
+{
+    double p = (double)x * (double)y, s = p + (double)z, b = s - p;
+    double error = (p - (s - b)) + ((double)z - b);
+    uint64_t u, e;
+    memcpy(&u, &s, sizeof u);
+    memcpy(&e, &error, sizeof e);
+    uint64_t inexact = (uint64_t)(error < 0.0 || error > 0.0); /* NaN: s is not finite */
+    uint64_t even = ~u & inexact & 1u;
+    u += (e ^ u) >> 63 ? 0u - even : even;
+    memcpy(&s, &u, sizeof s);
+    return (float)s;
+}
+
+/* ---- functions, NUMERICS.md section 2 ---- */
+static inline float gr_exp(float x)
+{
+    float c = x > 88.0f ? 88.0f : x;
+    float t = c * 0x1.715476p+0f + GR_ROUND;
+    float n = t - GR_ROUND;
+    float r = gr_fmaf(n, -0x1.62e400p-1f, c);
+    r = gr_fmaf(n, -0x1.7f7d1cp-20f, r);
+    float p = 0x1.6a4748p-10f;
+    p = gr_fmaf(p, r, 0x1.1239a2p-7f);
+    p = gr_fmaf(p, r, 0x1.5558b6p-5f);
+    p = gr_fmaf(p, r, 0x1.555492p-3f);
+    p = gr_fmaf(p, r, 0x1.fffffcp-2f);
+    p = gr_fmaf(p, r, 1.0f);
+    p = gr_fmaf(p, r, 1.0f);
+    float y = gr_float(gr_bits(p) + ((gr_bits(t) - GR_ROUND_BITS) << 23));
+    return x < -87.0f ? 0.0f : y;
+}
+
+static inline float gr_tanh(float x)
+{
+    float a = gr_float(gr_bits(x) & 0x7FFFFFFFu), z = x * x;
+    float p = -0x1.750ce2p-8f;
+    p = gr_fmaf(p, z, 0x1.51f8cep-6f);
+    p = gr_fmaf(p, z, -0x1.b835a4p-5f);
+    p = gr_fmaf(p, z, 0x1.1106f6p-3f);
+    p = gr_fmaf(p, z, -0x1.555532p-2f);
+    float small = gr_fmaf(x * z, p, x);
+    float t = gr_exp(-2.0f * a);
+    float large = (1.0f - t) / (1.0f + t); /* never negative */
+    large = gr_float(gr_bits(large) | (gr_bits(x) & 0x80000000u));
+    return a < 0.625f ? small : large;
+}
+
+static inline float gr_silu(float x)
+{
+    float e = gr_exp(gr_float(gr_bits(x) | 0x80000000u));
+    return x * ((x >= 0.0f ? 1.0f : e) / (1.0f + e));
+}
+
+static inline float gr_gelu(float x)
+{
+    float c = (x * x) * x;
+    return (0.5f * x) * (1.0f + gr_tanh(0x1.988454p-1f * (x + 0x1.6e4e26p-5f * c)));
+}
+
+static inline float gr_cap(float z, float cap)
+{
+    return cap * gr_tanh(z / cap);
+}
+
+#endif

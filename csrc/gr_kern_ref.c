@@ -1,0 +1,599 @@
+/* gr_kern_ref.c: the reference kernels, the definition of every number (NUMERICS.md) in plain C.
+ *
+ * Compiled once for every instruction set with its own GR_KERN_SUFFIX; the compiler vectorises. A
+ * lane is always a row, a position or an output, so no width shows in a result. Integer sums may
+ * be made in any order; a float sum has exactly the order that NUMERICS.md gives. */
+#include "gr_kern.h"
+
+#define GR_GLUE2(a, b) a##b
+#define GR_GLUE(a, b) GR_GLUE2(a, b)
+#define GR_TABLE GR_GLUE(gr_kernels_, GR_KERN_SUFFIX)
+#define GR_INLINE static inline __attribute__((always_inline))
+#ifdef __AVX2__
+#define GR_NAME "avx2"
+enum { VB = 32 }; /* bytes of a vector */
+#else
+#define GR_NAME "scalar"
+enum { VB = 16 };
+#endif
+enum { PANEL = GB_PANEL, GROUP = GB_GROUP, TILE = 4, LANES = 16, STRIP = VB / 2 }; /* rows */
+
+typedef float vf __attribute__((vector_size(VB)));
+typedef int32_t vi __attribute__((vector_size(VB)));
+typedef uint16_t vh __attribute__((vector_size(VB)));
+
+#define LOAD(type, p) __extension__({ type v_; memcpy(&v_, (p), sizeof v_); v_; })
+
+/* ---- integer dots of a group: 256 bytes of codes with 16 rows ---- */
+
+/* Inputs 0, 2 and 1, 3 of every quad as pairs of 16-bit numbers, ready to be broadcast. */
+typedef struct gr_pairs {
+    int32_t even[8], odd[8];
+} gr_pairs;
+
+GR_INLINE void pairs_of(const int8_t *codes, gr_pairs *out)
+{
+    for (uint32_t i = 0; i < GROUP; i += VB) {
+        vh x = LOAD(vh, codes + i);
+        vi even = (vi)(x << 8), odd = (vi)x;
+        typedef int16_t vs __attribute__((vector_size(VB)));
+        vs e = (vs)even >> 8, o = (vs)odd >> 8;
+        memcpy((uint8_t *)out->even + i, &e, VB);
+        memcpy((uint8_t *)out->odd + i, &o, VB);
+    }
+}
+
+GR_INLINE vh splat(int32_t pair)
+{
+    return (vh)((vi){0} + pair);
+}
+
+GR_INLINE void put_rows(vh sum, int32_t *d) /* two 16-bit partial sums a row -> one number */
+{
+    vi s = (vi)sum, r = (s << 16 >> 16) + (s >> 16);
+    memcpy(d, &r, sizeof r);
+}
+
+/* A line holds 16 rows x 4 inputs: seen as 16-bit lanes, every nibble of a lane is one input, two
+ * lanes a row. A lane sums 16 products of at most 15 * 127: 30480, so 16 bits are enough. */
+#define NIBBLES(STEP)                                                   \
+    for (uint32_t i = 0; i < 4; i++) {                                  \
+        vh w = LOAD(vh, c + 64 * i), z = LOAD(vh, c + 64 * i + VB);     \
+        STEP(w & 15, z & 15, even[i])                                   \
+        STEP(w >> 8 & 15, z >> 8 & 15, odd[i])                          \
+        STEP(w >> 4 & 15, z >> 4 & 15, even[i + 4])                     \
+        STEP(w >> 12, z >> 12, odd[i + 4])                              \
+    }
+#define STEP1(W, Z, PAIR)                    \
+    {                                        \
+        vh n = (W), m = (Z), b;              \
+        b = splat(x[0].PAIR), a0 += n * b, b0 += m * b; \
+    }
+#define STEP4(W, Z, PAIR)                    \
+    {                                        \
+        vh n = (W), m = (Z), b;              \
+        b = splat(x[0].PAIR), a0 += n * b, b0 += m * b; \
+        b = splat(x[1].PAIR), a1 += n * b, b1 += m * b; \
+        b = splat(x[2].PAIR), a2 += n * b, b2 += m * b; \
+        b = splat(x[3].PAIR), a3 += n * b, b3 += m * b; \
+    }
+
+static void dots1(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
+{
+    for (uint32_t row = 0; row < PANEL; row += STRIP, c += 2 * VB) {
+        vh a0 = {0}, b0 = {0};
+        NIBBLES(STEP1)
+        put_rows(a0, d[0] + row), put_rows(b0, d[0] + row + STRIP / 2);
+    }
+}
+
+static void dots4(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
+{
+    for (uint32_t row = 0; row < PANEL; row += STRIP, c += 2 * VB) {
+        vh a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0};
+        NIBBLES(STEP4)
+        put_rows(a0, d[0] + row), put_rows(b0, d[0] + row + STRIP / 2);
+        put_rows(a1, d[1] + row), put_rows(b1, d[1] + row + STRIP / 2);
+        put_rows(a2, d[2] + row), put_rows(b2, d[2] + row + STRIP / 2);
+        put_rows(a3, d[3] + row), put_rows(b3, d[3] + row + STRIP / 2);
+    }
+}
+
+/* ---- products with quantised weights ---- */
+
+typedef struct gr_scales { /* of a group, by row */
+    int32_t zero[PANEL];   /* in sixteenths */
+    float scale[PANEL];
+} gr_scales;
+
+/* meta: what follows the codes of a superblock of n groups; g: the group in it. */
+GR_INLINE void scales_of(uint32_t format, const uint8_t *meta, uint32_t n, uint32_t g,
+                         gr_scales *out)
+{
+    for (uint32_t r = 0; r < PANEL; r++) {
+        out->zero[r] = 128;
+        out->scale[r] = 1.0f; /* GB_FMT_Q8_ROWS: none */
+    }
+    if (format == GB_FMT_Q4H || format == GB_FMT_Q8)
+        for (uint32_t r = 0; r < PANEL; r++)
+            out->scale[r] = (float)(int32_t)meta[PANEL * g + r];
+    if (format == GB_FMT_Q4H) {
+        for (uint32_t r = 0; r < PANEL; r++)
+            out->zero[r] = meta[PANEL * (n + g) + r];
+    } else if (format == GB_FMT_Q4RAW_F16 || format == GB_FMT_Q4RAW_BF16) {
+        for (uint32_t r = 0; r < PANEL; r++) {
+            uint16_t h;
+            memcpy(&h, meta + 2 * (PANEL * g + r), sizeof h);
+            out->scale[r] = format == GB_FMT_Q4RAW_F16 ? gr_half(h) : gr_bf16(h);
+        }
+    }
+}
+
+/* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc). */
+GR_INLINE void accumulate(const gr_scales *s, int32_t high[][PANEL], int32_t low[][PANEL],
+                          const gr_act *a, uint32_t token, uint32_t g, uint32_t tokens,
+                          float acc[][PANEL])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        size_t at = (size_t)(token + t) * a->groups + g;
+        float sa = a->sa[at];
+        int32_t asum = a->asum[at];
+        for (uint32_t r = 0; r < PANEL; r++) {
+            int32_t d = 16 * high[t][r] + low[t][r] - s->zero[r] * asum;
+            acc[t][r] = gr_fmaf((float)d * s->scale[r], sa, acc[t][r]);
+        }
+    }
+}
+
+/* Two superblocks ahead into the outer caches: one stream at the speed of memory. */
+GR_INLINE void prefetch(const uint8_t *p)
+{
+    for (uint32_t i = 0; i < 320; i += 64)
+        __builtin_prefetch(p + i, 0, 1);
+}
+
+/* One superblock of n groups, the first being group g0, for `tokens` (1 or TILE) tokens. */
+GR_INLINE void superblock(uint32_t format, const uint8_t *codes, const uint8_t *low_plane,
+                          uint32_t n, uint32_t g0, const gr_act *a, uint32_t token,
+                          uint32_t tokens, float acc[][PANEL])
+{
+    bool two = format == GB_FMT_Q8;
+    const uint8_t *meta = codes + (two ? 512u : 256u) * n;
+    for (uint32_t g = 0; g < n; g++) {
+        gr_pairs x[TILE];
+        gr_scales s;
+        int32_t high[TILE][PANEL], low[TILE][PANEL] = {{0}};
+        const uint8_t *c = codes + (two ? 512u : 256u) * g;
+        const uint8_t *l = two ? c + 256 : low_plane ? low_plane + 256 * g : NULL;
+        if (tokens == 1)
+            prefetch(c + 4608);
+        for (uint32_t t = 0; t < tokens; t++)
+            pairs_of(a->codes + ((size_t)(token + t) * a->groups + g0 + g) * GROUP, &x[t]);
+        scales_of(format, meta, n, g, &s);
+        (tokens == 1 ? dots1 : dots4)(c, x, high);
+        if (l)
+            (tokens == 1 ? dots1 : dots4)(l, x, low);
+        accumulate(&s, high, low, a, token, g0 + g, tokens, acc);
+    }
+}
+
+static size_t superblock_size(uint32_t format, uint32_t n)
+{
+    size_t group = format == GB_FMT_Q8 ? 528 : format == GB_FMT_Q8_ROWS ? 256 : 288;
+    return (group * n + GB_LINE - 1) / GB_LINE * GB_LINE;
+}
+
+GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                              uint32_t tokens, float acc[][PANEL])
+{
+    const uint8_t *start = m->data + m->panel * panel, *p = start + GB_LINE;
+    const uint8_t *low = m->low ? m->low + (size_t)256 * m->groups * panel : NULL;
+    for (uint32_t i = 0; i < m->seg_count; i++) {
+        uint32_t format = m->seg[i].format, g = m->seg[i].first_group;
+        uint32_t end = g + m->seg[i].group_count, n;
+        for (; g < end; g += n) {
+            n = end - g < GB_SUPERBLOCK ? end - g : GB_SUPERBLOCK;
+            superblock(format, p, low ? low + 256 * g : NULL, n, g, a, token, tokens, acc);
+            p += superblock_size(format, n);
+        }
+    }
+    float super[PANEL];
+    memcpy(super, start, sizeof super);
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t r = 0; r < PANEL; r++)
+            acc[t][r] = super[r] * acc[t][r];
+}
+
+/* ---- products with float weights: w[inputs][16], x: n inputs of a token ---- */
+
+GR_INLINE vf fma_lanes(vf x, float y, vf z)
+{
+    for (uint32_t i = 0; i < VB / 4; i++)
+        z[i] = gr_fmaf(x[i], y, z[i]);
+    return z;
+}
+
+static void float1(const float *w, const float *x, uint32_t n, float acc[][PANEL])
+{
+    for (uint32_t row = 0; row < PANEL; row += STRIP) {
+        vf a0 = LOAD(vf, acc[0] + row), b0 = LOAD(vf, acc[0] + row + STRIP / 2);
+        for (size_t k = 0; k < n; k++) {
+            vf u = LOAD(vf, w + PANEL * k + row), v = LOAD(vf, w + PANEL * k + row + STRIP / 2);
+            a0 = fma_lanes(u, x[k], a0), b0 = fma_lanes(v, x[k], b0);
+        }
+        memcpy(acc[0] + row, &a0, VB), memcpy(acc[0] + row + STRIP / 2, &b0, VB);
+    }
+}
+
+static void float4(const float *w, const float *x, size_t ldx, uint32_t n, float acc[][PANEL])
+{
+    for (uint32_t row = 0; row < PANEL; row += STRIP) {
+        uint32_t next = row + STRIP / 2;
+        vf a0 = LOAD(vf, acc[0] + row), b0 = LOAD(vf, acc[0] + next);
+        vf a1 = LOAD(vf, acc[1] + row), b1 = LOAD(vf, acc[1] + next);
+        vf a2 = LOAD(vf, acc[2] + row), b2 = LOAD(vf, acc[2] + next);
+        vf a3 = LOAD(vf, acc[3] + row), b3 = LOAD(vf, acc[3] + next);
+        for (size_t k = 0; k < n; k++) {
+            vf u = LOAD(vf, w + PANEL * k + row), v = LOAD(vf, w + PANEL * k + next);
+            a0 = fma_lanes(u, x[k], a0), b0 = fma_lanes(v, x[k], b0);
+            a1 = fma_lanes(u, x[k + ldx], a1), b1 = fma_lanes(v, x[k + ldx], b1);
+            a2 = fma_lanes(u, x[k + 2 * ldx], a2), b2 = fma_lanes(v, x[k + 2 * ldx], b2);
+            a3 = fma_lanes(u, x[k + 3 * ldx], a3), b3 = fma_lanes(v, x[k + 3 * ldx], b3);
+        }
+        memcpy(acc[0] + row, &a0, VB), memcpy(acc[0] + next, &b0, VB);
+        memcpy(acc[1] + row, &a1, VB), memcpy(acc[1] + next, &b1, VB);
+        memcpy(acc[2] + row, &a2, VB), memcpy(acc[2] + next, &b2, VB);
+        memcpy(acc[3] + row, &a3, VB), memcpy(acc[3] + next, &b3, VB);
+    }
+}
+
+static void float_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                       uint32_t tokens, float acc[][PANEL])
+{
+    enum { BLOCK = 64 }; /* inputs of a half matrix that are widened at a time */
+    const uint8_t *p = m->data + m->panel * panel;
+    bool half = m->seg[0].format == GB_FMT_F16;
+    float wide[BLOCK * PANEL];
+    for (uint32_t k = 0; k < m->cols;) {
+        uint32_t left = m->cols - k, n = half && left > BLOCK ? BLOCK : left;
+        const float *w = wide, *x = a->x + (size_t)token * a->cols + k;
+        if (half) {
+            const uint16_t *h = (const uint16_t *)(const void *)p + (size_t)PANEL * k;
+            for (uint32_t i = 0; i < PANEL * n; i++)
+                wide[i] = gr_half(h[i]);
+        } else {
+            w = (const float *)(const void *)p + (size_t)PANEL * k;
+        }
+        if (tokens == 1)
+            float1(w, x, n, acc);
+        else
+            float4(w, x, a->cols, n, acc);
+        k += n;
+    }
+}
+
+static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token, uint32_t tokens,
+                 uint32_t width, float *y, size_t ldy)
+{
+    bool floats = m->seg[0].format == GB_FMT_F32 || m->seg[0].format == GB_FMT_F16;
+    for (uint32_t col = 0; col < width; col += PANEL, first++) {
+        size_t bytes = sizeof(float) * (width - col < PANEL ? width - col : PANEL);
+        for (uint32_t t = 0, n; t < tokens; t += n) {
+            float acc[TILE][PANEL] = {{0.0f}};
+            n = tokens - t < TILE ? 1 : TILE;
+            if (floats)
+                float_tile(m, a, first, token + t, n, acc);
+            else if (n == 1)
+                quantised_tile(m, a, first, token + t, 1, acc);
+            else
+                quantised_tile(m, a, first, token + t, TILE, acc);
+            for (uint32_t i = 0; i < n; i++)
+                memcpy(y + (t + i) * ldy + col, acc[i], bytes);
+        }
+    }
+}
+
+/* ---- sums to one scalar: 16 lanes, one tree ---- */
+
+GR_INLINE float tree(float lane[LANES])
+{
+    for (uint32_t half = LANES / 2; half; half /= 2)
+        for (uint32_t i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
+}
+
+static float dot_f32(const float *x, const float *y, uint32_t n)
+{
+    float lane[LANES] = {0.0f};
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t r = 0; r < LANES; r++)
+            lane[r] = gr_fmaf(x[i + r], y[i + r], lane[r]);
+    for (uint32_t r = 0; i + r < n; r++)
+        lane[r] = gr_fmaf(x[i + r], y[i + r], lane[r]);
+    return tree(lane);
+}
+
+/* ---- activations ---- */
+
+GR_INLINE uint32_t largest(const float *x, uint32_t n) /* of the encodings without the sign */
+{
+    uint32_t amax = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = gr_bits(x[i]) & 0x7FFFFFFFu;
+        amax = u > amax ? u : amax;
+    }
+    return amax;
+}
+
+GR_INLINE int32_t encode(const float *x, uint32_t n, float inverse, int8_t *codes)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t c = (int32_t)(gr_bits(x[i] * inverse + GR_ROUND) - GR_ROUND_BITS);
+        codes[i] = (int8_t)c;
+        sum += c;
+    }
+    return sum;
+}
+
+static bool act_group(const float *x, gr_act *a, uint32_t t, uint32_t g) /* 32 values */
+{
+    size_t at = (size_t)t * a->groups + g;
+    uint32_t amax = largest(x, GROUP);
+    bool finite = amax < GR_EXPONENT;
+    if (!finite || amax < GR_TINY_BITS) {
+        memset(a->codes + at * GROUP, 0, GROUP);
+        a->sa[at] = 0.0f;
+        a->asum[at] = 0;
+        return finite;
+    }
+    a->sa[at] = gr_float(amax) / 127.0f;
+    a->asum[at] = encode(x, GROUP, 127.0f / gr_float(amax), a->codes + at * GROUP);
+    return true;
+}
+
+static bool k_act(const float *x, gr_act *a, uint32_t t, uint32_t first_group, uint32_t n)
+{
+    bool finite = true;
+    if (a->x)
+        memcpy(a->x + (size_t)t * a->cols + (size_t)first_group * GROUP, x, n * sizeof *x);
+    for (uint32_t i = 0; a->codes && i < n; i += GROUP) {
+        float group[GROUP] = {0.0f};
+        memcpy(group, x + i, (n - i < GROUP ? n - i : GROUP) * sizeof *x);
+        finite &= act_group(group, a, t, first_group + i / GROUP);
+    }
+    return finite;
+}
+
+static bool norm_factor(const float *x, uint32_t n, float eps, float *out_r)
+{
+    float ss = dot_f32(x, x, n);
+    *out_r = 1.0f / gr_sqrtf(ss / (float)n + eps);
+    return (gr_bits(ss) & GR_EXPONENT) != GR_EXPONENT;
+}
+
+static bool k_norm(const float *x, const float *w, uint32_t n, float eps, float *y)
+{
+    float r;
+    bool finite = norm_factor(x, n, eps, &r);
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = (x[i] * r) * w[i];
+    return finite;
+}
+
+static bool k_norm_act(const float *x, const float *w, uint32_t n, float eps, gr_act *a, uint32_t t)
+{
+    float r, y[GROUP];
+    bool finite = norm_factor(x, n, eps, &r);
+    for (uint32_t i = 0; i < n; i += GROUP) {
+        uint32_t m = n - i < GROUP ? n - i : GROUP;
+        for (uint32_t k = 0; k < m; k++)
+            y[k] = (x[i + k] * r) * w[i + k];
+        finite &= k_act(y, a, t, i / GROUP, m);
+    }
+    return finite;
+}
+
+static void k_glu(uint32_t kind, const float *g, const float *u, uint32_t n, float *h)
+{
+    if (kind == GB_ACT_SILU)
+        for (uint32_t i = 0; i < n; i++)
+            h[i] = gr_silu(g[i]) * u[i];
+    else
+        for (uint32_t i = 0; i < n; i++)
+            h[i] = gr_gelu(g[i]) * u[i];
+}
+
+static void k_rope(float *x, const float *table, uint32_t pairs)
+{
+    const float *c = table, *s = table + pairs;
+    for (uint32_t i = 0; i < pairs; i++) {
+        float a = x[i], b = x[i + pairs];
+        x[i] = (a * c[i]) - (b * s[i]);
+        x[i + pairs] = (b * c[i]) + (a * s[i]);
+    }
+}
+
+static bool k_finite(const float *x, uint32_t n)
+{
+    return largest(x, n) < GR_EXPONENT;
+}
+
+static void k_add(float *x, const float *y, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] += y[i];
+}
+
+static void k_softcap(float *z, uint32_t n, float cap)
+{
+    for (uint32_t i = 0; i < n; i++)
+        z[i] = gr_cap(z[i], cap);
+}
+
+/* ---- attention ---- */
+
+static bool k_quantise(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < n; i += group, codes += group, scale++) {
+        uint32_t amax = largest(x + i, group);
+        ok &= amax < GR_EXPONENT;
+        if (amax >= GR_EXPONENT || amax < GR_TINY_BITS) {
+            memset(codes, 0, group);
+            *scale = 0;
+            continue;
+        }
+        *scale = (uint16_t)((gr_bits(gr_float(amax) / 127.0f) + 0xFFFFu) >> 16); /* never below */
+        (void)encode(x + i, group, 1.0f / gr_bf16(*scale), codes);
+    }
+    return ok;
+}
+
+GR_INLINE int32_t dot_fixed(const int16_t *q, const int8_t *k, uint32_t n)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        int16_t wide = k[i]; /* 16-bit operands: a compiler then has a multiply-add of pairs */
+        sum += (int32_t)q[i] * (int32_t)wide;
+    }
+    return sum;
+}
+
+GR_INLINE int32_t dot_i8(const int16_t *q, const int8_t *k, uint32_t n)
+{
+    int32_t sum = 0;
+    for (; n >= 64; n -= 64, q += 64, k += 64)
+        sum += dot_fixed(q, k, 64);
+    for (; n >= 16; n -= 16, q += 16, k += 16)
+        sum += dot_fixed(q, k, 16);
+    return sum + dot_fixed(q, k, n);
+}
+
+static void score_i8(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
+                     uint32_t group, float *out)
+{
+    int16_t wide[GB_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < dim; i++)
+        wide[i] = q[i];
+    for (uint32_t p = 0; p < s->count; p++) {
+        const int8_t *k = (const int8_t *)s->k + p * s->stride;
+        const uint16_t *ks = s->ks + p * s->scale_stride;
+        float acc = 0.0f;
+        for (uint32_t i = 0, g = 0; i < dim; i += group, g++) {
+            int32_t dot = dot_i8(wide + i, k + i, group);
+            acc = gr_fmaf((float)dot, gr_bf16(qs[g]) * gr_bf16(ks[g]), acc);
+        }
+        out[p] = acc;
+    }
+}
+
+static void widen(uint32_t kv_type, const void *from, size_t first, uint32_t n, float *to)
+{
+    if (kv_type == GB_KV_F16)
+        for (uint32_t i = 0; i < n; i++)
+            to[i] = gr_half(((const uint16_t *)from)[first + i]);
+    else
+        memcpy(to, (const float *)from + first, n * sizeof *to);
+}
+
+static void k_score(uint32_t kv_type, const void *q, const uint16_t *qs, const gr_span *s,
+                  uint32_t dim, uint32_t group, float *out)
+{
+    if (kv_type == GB_KV_INT8) {
+        score_i8(q, qs, s, dim, group, out);
+        return;
+    }
+    for (uint32_t p = 0; p < s->count; p++) {
+        float k[GB_MAX_HEAD_DIM];
+        widen(kv_type, s->k, p * s->stride, dim, k);
+        out[p] = dot_f32(q, k, dim);
+    }
+}
+
+/* n outputs of one scale group; n is a constant after inlining, so the sums stay in registers. */
+GR_INLINE void value_fixed(const float *e, const int8_t *v, const uint16_t *vs, const gr_span *s,
+                           uint32_t n, float *out)
+{
+    float acc[64];
+    memcpy(acc, out, n * sizeof *acc);
+    for (uint32_t p = 0; p < s->count; p++) {
+        float w = e[p] * gr_bf16(vs[p * s->scale_stride]);
+        const int8_t *code = v + p * s->stride;
+        for (uint32_t i = 0; i < n; i++)
+            acc[i] = gr_fmaf(w, (float)code[i], acc[i]);
+    }
+    memcpy(out, acc, n * sizeof *acc);
+}
+
+static void value_i8(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
+{
+    uint32_t n = group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
+    for (uint32_t i = 0; i < dim; i += n) {
+        const int8_t *v = (const int8_t *)s->v + i;
+        const uint16_t *vs = s->vs + i / group;
+        if (n == 64)
+            value_fixed(e, v, vs, s, 64, out + i);
+        else if (n == 32)
+            value_fixed(e, v, vs, s, 32, out + i);
+        else if (n == 8)
+            value_fixed(e, v, vs, s, 8, out + i);
+        else
+            value_fixed(e, v, vs, s, 1, out + i);
+    }
+}
+
+static void k_value(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
+                  uint32_t group, float *out)
+{
+    if (kv_type == GB_KV_INT8) {
+        value_i8(e, s, dim, group, out);
+        return;
+    }
+    for (uint32_t p = 0; p < s->count; p++) {
+        float v[GB_MAX_HEAD_DIM];
+        widen(kv_type, s->v, p * s->stride, dim, v);
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] = gr_fmaf(e[p], v[i], out[i]);
+    }
+}
+
+static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float cap)
+{
+    for (uint32_t i = skip; i < n; i++)
+        s[i] *= scale;
+    if (cap > 0.0f)
+        k_softcap(s + skip, n - skip, cap);
+    float top = s[skip], lane[LANES];
+    for (uint32_t r = 0; r < LANES; r++)
+        lane[r] = top;
+    uint32_t whole = n - n % LANES, i = (skip + LANES - 1) / LANES * LANES;
+    for (uint32_t k = skip; k < n && k < i; k++)
+        top = s[k] > top ? s[k] : top;
+    for (; i < whole; i += LANES)
+        for (uint32_t r = 0; r < LANES; r++)
+            lane[r] = s[i + r] > lane[r] ? s[i + r] : lane[r];
+    for (; i < n; i++)
+        top = s[i] > top ? s[i] : top;
+    for (uint32_t r = 0; r < LANES; r++) {
+        top = lane[r] > top ? lane[r] : top;
+        lane[r] = 0.0f;
+    }
+    for (i = skip; i < n; i++)
+        s[i] = gr_exp(s[i] - top);
+    memset(s, 0, skip * sizeof *s); /* +0 changes no partial sum */
+    for (i = 0; i < whole; i += LANES)
+        for (uint32_t r = 0; r < LANES; r++)
+            lane[r] += s[i + r];
+    for (uint32_t r = 0; i + r < n; r++)
+        lane[r] += s[i + r];
+    return tree(lane);
+}
+
+const gr_kernels GR_TABLE = {
+    .name = GR_NAME, .gemm = k_gemm, .act = k_act, .norm = k_norm, .norm_act = k_norm_act,
+    .glu = k_glu, .rope = k_rope, .quantise = k_quantise, .score = k_score, .value = k_value,
+    .softmax = k_softmax, .finite = k_finite, .softcap = k_softcap, .add = k_add,
+};

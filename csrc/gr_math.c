@@ -1,0 +1,77 @@
+/* gr_math.c: float primitives as functions, for the engine's few scalar uses and for tests.
+ *
+ * Kernels use the inline forms of gr_kern.h; both give the same bits. No libm. */
+#include "gr_internal.h"
+#include "gr_kern.h"
+
+float gr_fmaf_soft(float x, float y, float z)
+{
+    return gr_fmaf_exact(x, y, z);
+}
+
+float gr_expf(float x)
+{
+    return gr_exp(x);
+}
+
+float gr_tanhf(float x)
+{
+    return gr_tanh(x);
+}
+
+/* Digit by digit in integers: the same on every target, and it needs no compiler flag to keep the
+ * C library out. One call per norm, so its 25 steps do not matter. */
+float gr_sqrtf(float x)
+{
+    uint32_t u = gr_bits(x);
+    if ((u & 0x7FFFFFFFu) == 0)
+        return x; /* +0 and -0 */
+    if (u >= GR_EXPONENT) /* negative, infinity, NaN */
+        return u == GR_EXPONENT ? x : (x - x) / 0.0f;
+    uint32_t m = u & 0x7FFFFFu;
+    int32_t e = (int32_t)(u >> 23);
+    if (e == 0)
+        for (e = 1; !(m & 0x800000u); e--)
+            m <<= 1;
+    m |= 0x800000u;
+    e -= 127;
+    uint64_t rest = (uint64_t)m << (e & 1 ? 26 : 25), root = 0; /* value * 2^48, value in [1, 4) */
+    for (uint64_t bit = 1u << 24; bit; bit >>= 1) {
+        uint64_t trial = (root << 1 | bit) * bit; /* (root + bit)^2 - root^2 */
+        if (rest >= trial) {
+            rest -= trial;
+            root |= bit;
+        }
+    }
+    /* 25 bits, the last one being the half. A tie would be the square of an odd root: it is odd,
+     * and `rest` started even. */
+    uint32_t mantissa = (uint32_t)(root + (root & 1)) >> 1;
+    int32_t half = (e - (e & 1)) / 2 + 127;
+    return gr_float(((uint32_t)half << 23) + (mantissa - 0x800000u));
+}
+
+/* ln x = n ln 2 + 2 atanh((m - 1) / (m + 1)), m in [sqrt 1/2, sqrt 2): sampler statistics only. */
+double gr_log(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    if (!(x > 0.0) || u >> 52 == 0x7FF)
+        return x > 0.0 ? x : (x < 0.0 ? (x - x) / 0.0 : -1.0 / 0.0);
+    int64_t n = (int64_t)(u >> 52) - 1023;
+    if (u >> 52 == 0) { /* subnormal */
+        x *= 0x1p54;
+        memcpy(&u, &x, sizeof u);
+        n = (int64_t)(u >> 52) - 1023 - 54;
+    }
+    u = (u & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
+    double m;
+    memcpy(&m, &u, sizeof m);
+    if (m > 0x1.6a09e667f3bcdp+0) {
+        m *= 0.5;
+        n++;
+    }
+    double s = (m - 1.0) / (m + 1.0), z = s * s, sum = 0.0;
+    for (int k = 21; k >= 1; k -= 2) /* 1/k: the tail after z^10/21 is below 1e-17 */
+        sum = sum * z + 1.0 / (double)k;
+    return (double)n * 0x1.62e42fefa39efp-1 + 2.0 * s * sum;
+}

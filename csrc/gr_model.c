@@ -1,0 +1,570 @@
+/* gr_model.c: tokens through a dense transformer, as NUMERICS.md writes it down.
+ *
+ * A chunk of tokens goes through all layers in one run of the thread team. Every step is cut into
+ * units of 32 output rows, whole heads, or one token's heads; a thread takes a contiguous share.
+ * Between the steps stand five barriers a layer; what must be done once (norms, the residual, the
+ * ring) is done by the last thread to arrive. Nothing is allocated, no file is touched, and no
+ * split shows in a result. */
+#include "gr_model.h"
+
+enum { ROLES = 27, SCRATCH = 8192 }; /* floats of a thread's scratch on its stack: 32 KB */
+_Static_assert(GB_ROLE_DOWN + 1 == ROLES, "one place a role");
+
+typedef struct gr_fwd {
+    gr_engine *e;
+    const uint32_t *ids;  /* [count], or NULL: the hidden states are given */
+    float *x, *y;         /* residual stream and product [count][hidden] */
+    uint32_t count, want; /* tokens; see gr_forward */
+    uint32_t token;       /* whose logits are computed */
+    uint32_t layer;       /* this and the following are changed by serial steps only */
+    const gb_layer *l;
+    const gb_tensor *t[ROLES]; /* of the layer; of a tensor in several records the first */
+    gr_act xn, att, h;         /* inputs of q k v, gate_up and head; of o; of down */
+    bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
+} gr_fwd;
+
+typedef struct gr_range {
+    uint32_t from, to;
+} gr_range;
+
+static gr_range share(uint32_t units, uint32_t thread, uint32_t threads)
+{
+    return (gr_range){(uint32_t)((uint64_t)units * thread / threads),
+                      (uint32_t)((uint64_t)units * (thread + 1) / threads)};
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Heads whose widths together are a multiple of `width`, a power of two. */
+static uint32_t heads_to_fill(uint32_t head_dim, uint32_t width)
+{
+    uint32_t n = 1;
+    while (head_dim * n % width)
+        n *= 2;
+    return n;
+}
+
+/* ---- views of weights and buffers ---- */
+
+static gr_mat matrix(const gr_view *v, const gb_tensor *t)
+{
+    return (gr_mat){
+        .data = v->image + t->offset,
+        .low = t->second_offset ? v->image + t->second_offset : NULL,
+        .seg = v->segments + t->seg_first,
+        .seg_count = t->seg_count,
+        .panel = gr_panel_size(t, v->segments),
+        .cols = t->cols,
+        .groups = t->cols_padded / GB_GROUP,
+    };
+}
+
+static const float *vector(const gr_view *v, const gb_tensor *t)
+{
+    return (const float *)(const void *)(v->image + t->offset);
+}
+
+static bool takes_floats(const gr_view *v, const gb_tensor *t)
+{
+    uint32_t format = v->segments[t->seg_first].format;
+    return format == GB_FMT_F32 || format == GB_FMT_F16;
+}
+
+/* An activation buffer in the forms that its consumers want: codes, then floats. */
+static gr_act activations(const gr_fwd *f, uint32_t kind, uint32_t cols, bool codes, bool floats)
+{
+    size_t chunk = f->e->v.conf.chunk, groups = (cols + GB_GROUP - 1) / GB_GROUP;
+    gr_act a = {.cols = cols, .groups = (uint32_t)groups};
+    uint8_t *p = f->e->buf[kind];
+    if (codes) {
+        a.codes = (int8_t *)p;
+        p += gr_round_up(chunk * groups * GB_GROUP, GB_LINE);
+        a.sa = (float *)(void *)p;
+        p += gr_round_up(chunk * groups * sizeof(float), GB_LINE);
+        a.asum = (int32_t *)(void *)p;
+        p += gr_round_up(chunk * groups * sizeof(int32_t), GB_LINE);
+    }
+    if (floats)
+        a.x = (float *)(void *)p;
+    return a;
+}
+
+static gr_act input_of(const gr_fwd *f, uint32_t kind, const gb_tensor *t)
+{
+    bool floats = takes_floats(&f->e->v, t);
+    return activations(f, kind, t->cols, !floats, floats);
+}
+
+static void find_tensors(gr_fwd *f)
+{
+    const gr_view *v = &f->e->v;
+    f->l = &v->layers[f->layer];
+    memset(f->t, 0, sizeof f->t);
+    for (uint32_t i = f->l->tens_count; i-- > 0;) {
+        const gb_tensor *t = &v->tensors[f->l->tens_first + i];
+        if (t->role < ROLES)
+            f->t[t->role] = t;
+    }
+}
+
+/* ---- serial steps: the other threads wait in a barrier ---- */
+
+static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to the calibration */
+{
+    const gr_engine *e = f->e;
+    if (e->capture && a->x)
+        e->capture(e->capture_user, f->layer, stage, a->x, f->count, a->cols);
+}
+
+static void norm_all(gr_fwd *f, uint32_t role) /* X -> XN */
+{
+    const gr_engine *e = f->e;
+    uint32_t hidden = e->v.conf.hidden;
+    const float *w = vector(&e->v, f->t[role]);
+    for (uint32_t t = 0; t < f->count; t++)
+        f->bad[GB_MAX_THREADS] |= !e->kern->norm_act(f->x + (size_t)t * hidden, w, hidden,
+                                                     e->v.conf.norm_eps, &f->xn, t);
+}
+
+static void add_all(gr_fwd *f, uint32_t post_norm) /* X += Y, normed in a sandwich block */
+{
+    const gr_engine *e = f->e;
+    uint32_t hidden = e->v.conf.hidden;
+    for (uint32_t t = 0; t < f->count; t++) {
+        float *x = f->x + (size_t)t * hidden, *y = f->y + (size_t)t * hidden;
+        if (f->l->block == GB_BLOCK_SANDWICH)
+            f->bad[GB_MAX_THREADS] |= !e->kern->norm(y, vector(&e->v, f->t[post_norm]), hidden,
+                                                     e->v.conf.norm_eps, y);
+        e->kern->add(x, y, hidden);
+    }
+}
+
+static void begin_layer(void *arg)
+{
+    gr_fwd *f = arg;
+    find_tensors(f);
+    const gr_view *v = &f->e->v;
+    const gb_tensor *q = f->t[GB_ROLE_Q], *k = f->t[GB_ROLE_K], *val = f->t[GB_ROLE_V];
+    bool fq = takes_floats(v, q), fk = takes_floats(v, k), fv = takes_floats(v, val);
+    f->xn = activations(f, GB_BUF_XN, q->cols, !(fq && fk && fv), fq || fk || fv);
+    f->att = input_of(f, GB_BUF_ATT, f->t[GB_ROLE_O]);
+    f->h = input_of(f, GB_BUF_H, f->t[GB_ROLE_DOWN]);
+    norm_all(f, GB_ROLE_ATTN_NORM);
+    offer(f, GB_OP_QKV, &f->xn);
+}
+
+static void end_attention(void *arg) /* KV -> ring */
+{
+    gr_fwd *f = arg;
+    gr_kv_store(f->e, f->l, f->count);
+    offer(f, GB_OP_O, &f->att);
+}
+
+static void begin_ffn(void *arg)
+{
+    gr_fwd *f = arg;
+    add_all(f, GB_ROLE_POST_ATTN_NORM);
+    f->xn = input_of(f, GB_BUF_XN, f->t[GB_ROLE_GATE_UP]);
+    norm_all(f, GB_ROLE_FFN_NORM);
+    offer(f, GB_OP_GATE_UP, &f->xn);
+}
+
+static void end_gate_up(void *arg)
+{
+    gr_fwd *f = arg;
+    offer(f, GB_OP_DOWN, &f->h);
+}
+
+static void end_layer(void *arg)
+{
+    gr_fwd *f = arg;
+    add_all(f, GB_ROLE_POST_FFN_NORM);
+    if (++f->layer < f->e->v.layer_count)
+        begin_layer(f);
+}
+
+static void begin_head(void *arg) /* the final norm of one token */
+{
+    gr_fwd *f = arg;
+    gr_engine *e = f->e;
+    const gr_view *v = &e->v;
+    uint32_t hidden = v->conf.hidden;
+    float *h = (float *)(void *)e->buf[GB_BUF_HIDDEN];
+    f->xn = input_of(f, GB_BUF_XN, &v->tensors[v->conf.tens_head]);
+    bool ok = e->kern->norm(f->x + (size_t)f->token * hidden,
+                            vector(v, &v->tensors[v->conf.tens_final_norm]), hidden,
+                            v->conf.norm_eps, h);
+    ok &= e->kern->act(h, &f->xn, 0, 0, hidden);
+    f->bad[GB_MAX_THREADS] |= !ok;
+}
+
+/* ---- embedding ---- */
+
+static void embed_row(const gr_view *v, const gb_tensor *t, uint32_t id, float *x)
+{
+    gr_mat m = matrix(v, t);
+    const uint8_t *panel = m.data + m.panel * (id / GB_PANEL), *codes = panel + GB_LINE;
+    const uint8_t *low = m.low ? m.low + (size_t)256 * m.groups * (id / GB_PANEL) : NULL;
+    uint32_t row = id % GB_PANEL, format = m.seg->format;
+    float super = ((const float *)(const void *)panel)[row], scale = v->conf.embed_scale;
+    for (uint32_t k = 0; k < m.cols; k++) {
+        size_t at = (size_t)k * GB_PANEL + row;
+        uint32_t quad = k % GB_GROUP / 4, shift = quad / 4 * 4; /* low nibbles: quads 0..3 */
+        size_t byte = (size_t)256 * (k / GB_GROUP) + 64 * (quad % 4) + 4 * row + k % 4;
+        float value;
+        if (format == GB_FMT_F32)
+            value = ((const float *)(const void *)panel)[at];
+        else if (format == GB_FMT_F16)
+            value = gr_half(((const uint16_t *)(const void *)panel)[at]);
+        else
+            value = super * (float)(16 * (codes[byte] >> shift & 15) +
+                                    (low[byte] >> shift & 15) - 128);
+        x[k] = value * scale;
+    }
+}
+
+static void embed(gr_fwd *f, uint32_t thread, uint32_t threads)
+{
+    const gr_view *v = &f->e->v;
+    gr_range r = share(f->count, thread, threads);
+    for (uint32_t t = r.from; f->ids && t < r.to; t++)
+        embed_row(v, &v->tensors[v->conf.tens_embed], f->ids[t],
+                  f->x + (size_t)t * v->conf.hidden);
+}
+
+/* ---- q, k, v: a unit is the whole heads of a whole number of panels ---- */
+
+static uint16_t *query_scales(const gr_engine *e, const gb_layer *l)
+{
+    size_t codes = (size_t)e->v.conf.chunk * l->heads * l->head_dim;
+    return (uint16_t *)(void *)(e->buf[GB_BUF_Q] + gr_round_up(codes, GB_LINE));
+}
+
+static bool put_query(const gr_engine *e, const gb_layer *l, uint32_t token, uint32_t head,
+                      const float *q)
+{
+    size_t row = (size_t)token * l->heads + head;
+    if (e->v.conf.kv_type == GB_KV_INT8)
+        return e->kern->quantise(q, l->head_dim, l->kv_group,
+                                 (int8_t *)e->buf[GB_BUF_Q] + row * l->head_dim,
+                                 query_scales(e, l) + row * (l->head_dim / l->kv_group));
+    memcpy((float *)(void *)e->buf[GB_BUF_Q] + row * l->head_dim, q, l->head_dim * sizeof *q);
+    return e->kern->finite(q, l->head_dim);
+}
+
+/* A product's row of one head, in place: bias, norm, RoPE; then to its buffer. */
+static bool finish_head(const gr_fwd *f, uint32_t role, uint32_t token, uint32_t head, float *y)
+{
+    const gr_engine *e = f->e;
+    const gb_layer *l = f->l;
+    bool ok = true;
+    if (l->flags & GB_LAYERF_QKV_BIAS) {
+        const gb_tensor *b = f->t[GB_ROLE_Q_BIAS + (role - GB_ROLE_Q)];
+        e->kern->add(y, vector(&e->v, b) + (size_t)head * l->head_dim, l->head_dim);
+    }
+    if (role == GB_ROLE_V)
+        return gr_kv_put(e, l, true, token, head, y);
+    if (l->flags & GB_LAYERF_QK_NORM) {
+        const gb_tensor *w = f->t[GB_ROLE_Q_NORM + (role - GB_ROLE_Q)];
+        ok = e->kern->norm(y, vector(&e->v, w), l->head_dim, e->v.conf.norm_eps, y);
+    }
+    const gb_rope *rope = &e->v.ropes[l->rope];
+    const float *table = (const float *)(const void *)(e->v.rope_base + rope->offset);
+    e->kern->rope(y, table + (size_t)(e->pos + token) * 2 * rope->pairs, rope->pairs);
+    ok &= role == GB_ROLE_Q ? put_query(e, l, token, head, y)
+                            : gr_kv_put(e, l, false, token, head, y);
+    return ok;
+}
+
+static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t heads)
+{
+    const gr_engine *e = f->e;
+    const gb_tensor *t = f->t[role];
+    while (head >= t->slab_first + t->slab_count)
+        t++; /* the records of a role follow each other in head order */
+    float y[SCRATCH];
+    gr_mat m = matrix(&e->v, t);
+    uint32_t dim = f->l->head_dim, width = heads * dim, some = SCRATCH / width, n;
+    uint32_t panel = (head - t->slab_first) * dim / GB_PANEL;
+    some = some > 4 ? some / 4 * 4 : some;
+    bool ok = true;
+    for (uint32_t first = 0; first < f->count; first += n) {
+        n = least(some, f->count - first);
+        e->kern->gemm(&m, &f->xn, panel, first, n, width, y, width);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t h = 0; h < heads; h++)
+                ok &= finish_head(f, role, first + i, head + h, y + (size_t)i * width + h * dim);
+    }
+    return ok;
+}
+
+static void qkv(gr_fwd *f, uint32_t thread, uint32_t threads)
+{
+    const gb_layer *l = f->l;
+    uint32_t each = heads_to_fill(l->head_dim, GB_PANEL);
+    uint32_t q = (l->heads + each - 1) / each, kv = (l->kv_heads + each - 1) / each;
+    gr_range r = share(q + 2 * kv, thread, threads);
+    for (uint32_t u = r.from; u < r.to; u++) {
+        uint32_t role = u < q ? GB_ROLE_Q : u < q + kv ? GB_ROLE_K : GB_ROLE_V;
+        uint32_t head = (u < q ? u : (u - q) % kv) * each;
+        uint32_t all = u < q ? l->heads : l->kv_heads;
+        f->bad[thread] |= !qkv_unit(f, role, head, least(each, all - head));
+    }
+}
+
+/* ---- attention: a unit is one token and heads that fill whole groups of o's input ---- */
+
+static void attend(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t head, float *out)
+{
+    const gr_engine *e = f->e;
+    const gb_layer *l = f->l;
+    uint32_t type = e->v.conf.kv_type, dim = l->head_dim, group = l->kv_group;
+    uint32_t kv_head = head / (l->heads / l->kv_heads), end = e->pos + token + 1;
+    uint32_t begin = l->window && end > l->window ? end - l->window : 0, skip = begin % 16;
+    float *s = (float *)(void *)e->buf[GB_BUF_SCORES] + (size_t)thread * e->v.conf.context;
+    size_t row = (size_t)token * l->heads + head;
+    const uint8_t *q = e->buf[GB_BUF_Q] + row * dim * (type == GB_KV_INT8 ? 1 : sizeof(float));
+    const uint16_t *qs = type == GB_KV_INT8 ? query_scales(e, l) + row * (dim / group) : NULL;
+    gr_span span;
+    for (uint32_t p = begin; p < end; p += span.count) {
+        span = gr_kv_span(e, l, kv_head, p, end);
+        e->kern->score(type, q, qs, &span, dim, group, s + skip + (p - begin));
+    }
+    float cap = l->flags & GB_LAYERF_ATTN_SOFTCAP ? l->attn_softcap : 0.0f;
+    float total = e->kern->softmax(s, skip, skip + (end - begin), l->score_scale, cap);
+    memset(out, 0, dim * sizeof *out);
+    for (uint32_t p = begin; p < end; p += span.count) {
+        span = gr_kv_span(e, l, kv_head, p, end);
+        e->kern->value(type, s + skip + (p - begin), &span, dim, group, out);
+    }
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] = out[i] / total;
+}
+
+static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
+{
+    const gb_layer *l = f->l;
+    uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), sets = (l->heads + each - 1) / each;
+    gr_range r = share(sets * f->count, thread, threads);
+    for (uint32_t u = r.from; u < r.to; u++) {
+        uint32_t head = u / f->count * each, token = u % f->count;
+        uint32_t heads = least(each, l->heads - head);
+        float out[SCRATCH];
+        for (uint32_t h = 0; h < heads; h++)
+            attend(f, thread, token, head + h, out + (size_t)h * l->head_dim);
+        f->bad[thread] |= !f->e->kern->act(out, &f->att, token, head * l->head_dim / GB_GROUP,
+                                           heads * l->head_dim);
+    }
+}
+
+/* ---- feed-forward and the other products: units of 32 rows ---- */
+
+static void product(gr_fwd *f, uint32_t role, const gr_act *a, uint32_t thread, uint32_t threads)
+{
+    gr_mat m = matrix(&f->e->v, f->t[role]); /* o or down -> Y */
+    uint32_t rows = f->e->v.conf.hidden;
+    gr_range r = share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
+    for (uint32_t u = r.from; u < r.to; u++)
+        f->e->kern->gemm(&m, a, 2 * u, 0, f->count, least(GB_UNIT, rows - GB_UNIT * u),
+                         f->y + (size_t)GB_UNIT * u, rows);
+}
+
+static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
+{
+    const gr_kernels *kern = f->e->kern;
+    gr_mat m = matrix(&f->e->v, f->t[GB_ROLE_GATE_UP]);
+    gr_range r = share((f->l->ffn + GB_UNIT - 1) / GB_UNIT, thread, threads);
+    for (uint32_t u = r.from; u < r.to; u++) {
+        enum { WIDTH = 2 * GB_UNIT, SOME = SCRATCH / WIDTH };
+        float y[SCRATCH], h[GB_UNIT]; /* a row of y: gate 16, up 16, gate 16, up 16 */
+        uint32_t rows = least(GB_UNIT, f->l->ffn - GB_UNIT * u), half = least(rows, GB_PANEL), n;
+        for (uint32_t first = 0; first < f->count; first += n) {
+            n = least(SOME, f->count - first);
+            kern->gemm(&m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y, WIDTH);
+            for (uint32_t i = 0; i < n; i++) {
+                const float *g = y + WIDTH * i;
+                kern->glu(f->l->act, g, g + GB_PANEL, half, h);
+                if (rows > half)
+                    kern->glu(f->l->act, g + GB_UNIT, g + GB_UNIT + GB_PANEL, rows - half,
+                              h + GB_PANEL);
+                f->bad[thread] |= !kern->act(h, &f->h, first + i, u, rows);
+            }
+        }
+    }
+}
+
+static void head(gr_fwd *f, uint32_t thread, uint32_t threads)
+{
+    const gr_engine *e = f->e;
+    const gb_conf *conf = &e->v.conf;
+    gr_team_barrier(e->team, begin_head, f);
+    gr_mat m = matrix(&e->v, &e->v.tensors[conf->tens_head]);
+    gr_range r = share((conf->vocab_rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
+    for (uint32_t u = r.from; u < r.to; u++) {
+        uint32_t rows = least(GB_UNIT, conf->vocab_rows - GB_UNIT * u);
+        float *z = (float *)(void *)e->buf[GB_BUF_LOGITS] + (size_t)GB_UNIT * u;
+        e->kern->gemm(&m, &f->xn, 2 * u, 0, 1, rows, z, GB_UNIT);
+        f->bad[thread] |= !e->kern->finite(z, rows);
+        if (conf->flags & GB_CONFF_FINAL_SOFTCAP)
+            e->kern->softcap(z, rows, conf->final_softcap);
+    }
+}
+
+/* ---- the forward pass, on every thread of the team ---- */
+
+static void layers(void *arg, uint32_t thread, uint32_t threads)
+{
+    gr_fwd *f = arg;
+    gr_team *team = f->e->team;
+    uint32_t count = f->e->v.layer_count;
+    embed(f, thread, threads);                                  /* ids -> X */
+    gr_team_barrier(team, begin_layer, f);                      /* X -> XN */
+    for (uint32_t i = 0; i < count; i++) {
+        qkv(f, thread, threads);                                /* XN -> Q, KV */
+        gr_team_barrier(team, NULL, NULL);
+        attention(f, thread, threads);                          /* Q, ring, KV -> ATT */
+        gr_team_barrier(team, end_attention, f);                /* KV -> ring */
+        product(f, GB_ROLE_O, &f->att, thread, threads);        /* ATT -> Y */
+        gr_team_barrier(team, begin_ffn, f);                    /* X += Y; X -> XN */
+        gate_up(f, thread, threads);                            /* XN -> H */
+        gr_team_barrier(team, end_gate_up, f);
+        product(f, GB_ROLE_DOWN, &f->h, thread, threads);       /* H -> Y */
+        gr_team_barrier(team, end_layer, f);                    /* X += Y; X -> XN, next layer */
+    }
+    if (f->want == 1)
+        head(f, thread, threads);                               /* X -> LOGITS */
+}
+
+static void head_alone(void *arg, uint32_t thread, uint32_t threads)
+{
+    head(arg, thread, threads);
+}
+
+/* ---- entry points ---- */
+
+static bool run(gr_engine *e, gr_fwd *f)
+{
+    f->e = e;
+    f->token = f->count - 1;
+    f->x = (float *)(void *)e->buf[GB_BUF_X];
+    f->y = (float *)(void *)e->buf[GB_BUF_Y];
+    gr_team_run(e->team, layers, f);
+    bool bad = false;
+    for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
+        bad |= f->bad[i];
+    return !bad;
+}
+
+/* Logits of every token, in order. `fn` runs here, with the team at rest. */
+static bool run_heads(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *user)
+{
+    const float *z = (const float *)(const void *)e->buf[GB_BUF_LOGITS];
+    bool bad = false, stop = false;
+    for (f->token = 0; f->token < f->count && !bad && !stop; f->token++) {
+        gr_team_run(e->team, head_alone, f);
+        for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
+            bad |= f->bad[i];
+        if (!bad)
+            stop = fn(user, e->pos + f->token, z, e->v.conf.vocab_rows) != 0;
+    }
+    return !bad;
+}
+
+/* After a failure: what a long chunk has pushed out of a sliding window is computed again from the
+ * ids, so that the cache is as it was. Without ids there is no such cache to keep. */
+static gemrun_status fail_nonfinite(gr_engine *e, const gr_fwd *f)
+{
+    uint32_t had = e->pos, position = e->pos;
+    e->logits_valid = false;
+    if (gr_kv_evicts(e, f->count)) {
+        e->pos = 0;
+        while (f->ids && e->pos < had) {
+            gr_fwd again = {.ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS] + e->pos,
+                            .count = least(e->chunk, had - e->pos)};
+            (void)run(e, &again); /* it was finite the first time */
+            e->pos += again.count;
+        }
+    }
+    return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, position, f->count);
+}
+
+gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint32_t want,
+                         gemrun_logits_fn fn, void *user)
+{
+    if (count == 0 || count > e->chunk || count > e->context - e->pos)
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, count);
+    gr_fwd f = {.ids = ids, .count = count, .want = want};
+    if (!run(e, &f) || (want == 2 && !run_heads(e, &f, fn, user)))
+        return fail_nonfinite(e, &f);
+    memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *ids, ids, count * sizeof *ids);
+    e->pos += count;
+    e->logits_valid = want != 0;
+    return GEMRUN_OK;
+}
+
+gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count)
+{
+    if (count == 0 || count > e->chunk || count > e->context - e->pos)
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, count);
+    gr_fwd f = {.count = count};
+    size_t bytes = (size_t)count * e->v.conf.hidden * sizeof *x;
+    memcpy(e->buf[GB_BUF_X], x, bytes);
+    if (!run(e, &f))
+        return fail_nonfinite(e, &f);
+    memcpy(x, e->buf[GB_BUF_X], bytes);
+    e->pos += count;
+    e->logits_valid = false;
+    return GEMRUN_OK;
+}
+
+/* ---- once, at open ---- */
+
+static bool complete(const gr_fwd *f) /* has the layer every tensor that its flags ask for? */
+{
+    static const uint8_t always[] = {GB_ROLE_ATTN_NORM, GB_ROLE_Q, GB_ROLE_K, GB_ROLE_V, GB_ROLE_O,
+                                     GB_ROLE_FFN_NORM, GB_ROLE_GATE_UP, GB_ROLE_DOWN};
+    bool ok = true;
+    for (uint32_t i = 0; i < sizeof always; i++)
+        ok &= f->t[always[i]] != NULL;
+    if (f->l->block == GB_BLOCK_SANDWICH)
+        ok &= f->t[GB_ROLE_POST_ATTN_NORM] && f->t[GB_ROLE_POST_FFN_NORM];
+    if (f->l->flags & GB_LAYERF_QK_NORM)
+        ok &= f->t[GB_ROLE_Q_NORM] && f->t[GB_ROLE_K_NORM];
+    if (f->l->flags & GB_LAYERF_QKV_BIAS)
+        ok &= f->t[GB_ROLE_Q_BIAS] && f->t[GB_ROLE_K_BIAS] && f->t[GB_ROLE_V_BIAS];
+    return ok;
+}
+
+gemrun_status gr_model_bind(gr_engine *e)
+{
+    for (uint32_t i = 0; i < e->v.plan_count; i++)
+        if (e->v.plans[i].kind <= GB_BUF_HIDDEN)
+            e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
+    gr_fwd f = {.e = e};
+    for (; f.layer < e->v.layer_count; f.layer++) {
+        find_tensors(&f);
+        if (!complete(&f))
+            return gr_fail(&e->err, GEMRUN_E_TENS, GB_SEC_TENS, f.l->tens_count, f.layer);
+    }
+    return GEMRUN_OK;
+}
+
+const gr_kernels *gr_kernels_pick(const char *name)
+{
+    const gr_kernels *best = &gr_kernels_base;
+#if defined(__x86_64__) && !defined(GR_BASE_ONLY)
+    if (gr_cpu_has_avx2_fma())
+        best = &gr_kernels_avx2;
+#endif
+    if (!name || strcmp(name, best->name) == 0)
+        return best;
+    return strcmp(name, gr_kernels_base.name) == 0 ? &gr_kernels_base : NULL;
+}
+
+const char *gr_kernels_name(const gr_kernels *k)
+{
+    return k->name;
+}
