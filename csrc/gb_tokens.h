@@ -61,16 +61,19 @@ struct gb_tokn {
     uint32_t reserved[5];
 };
 
-/* A merge is one u64: right id << 44 | new id << 24 | rank. Entries of one left id lie together,
- * ascending by right id. */
-#define GB_MERGE_RIGHT(e) ((uint32_t)((e) >> 44))
+/* Sorted tables hold one u64 per entry, the key in the high bits, ascending by key:
+ *   merges  right id << 44 | new id << 24 | rank        ascending within one left id
+ *   chars   code point << 32 | id                       tokens of one character
+ *   ranges  first code point << 32 | class              up to the next entry's first
+ *   ccc     first code point << 32 | combining class    likewise
+ *   decomp  code point << 32 | first index in decomp_cp, up to the next entry's first
+ *   comp    first << 42 | second << 21 | composed       code points */
+#define GB_MERGE_RIGHT 44
 #define GB_MERGE_NEW(e) ((uint32_t)((e) >> 24) & 0xFFFFFu)
 #define GB_MERGE_RANK(e) ((uint32_t)(e) & 0xFFFFFFu)
-
-struct gb_char {  /* a token of one character, ascending by code point */
-    uint32_t cp;
-    uint32_t id;
-};
+#define GB_KEY 32       /* key of chars, ranges, ccc and decomp */
+#define GB_COMP_PAIR 21 /* key of comp: both code points */
+#define GB_COMP_TO(e) ((uint32_t)(e) & 0x1FFFFFu)
 
 struct gb_node {  /* trie of added tokens in breadth-first order: edge k leads to node k + 1 */
     uint32_t first; /* first edge; the edges end where those of the next node start */
@@ -84,18 +87,6 @@ struct gb_stage {  /* one split automaton */
 
 #define GB_CELL_MATCH 0x8000u /* the match may end before this character */
 #define GB_CELL_STATE 0x7FFFu /* next state */
-
-struct gb_decomp {  /* canonical decomposition, complete, ascending by code point */
-    uint32_t cp;
-    uint32_t first; /* first code point; they end where those of the next entry start */
-};
-
-struct gb_comp {  /* canonical composition, ascending by (first, second) */
-    uint32_t first;
-    uint32_t second;
-    uint32_t to;
-    uint32_t zero;
-};
 
 /* ---- TMPL ---- */
 
@@ -140,11 +131,8 @@ struct gb_item {  /* a control token, or literal text that is encoded with its n
 #define GB_TOK_SIZE(type, bytes) \
     _Static_assert(sizeof(struct type) == (bytes), "size of struct " #type)
 GB_TOK_SIZE(gb_tokn, 96);
-GB_TOK_SIZE(gb_char, 8);
 GB_TOK_SIZE(gb_node, 8);
 GB_TOK_SIZE(gb_stage, 8);
-GB_TOK_SIZE(gb_decomp, 8);
-GB_TOK_SIZE(gb_comp, 16);
 GB_TOK_SIZE(gb_tmpl, 64);
 GB_TOK_SIZE(gb_item, 8);
 _Static_assert(offsetof(struct gb_tokn, n_merge) == 24, "gb_tokn.n_merge");

@@ -46,18 +46,18 @@ typedef struct {
     const uint8_t *flags;        /* [vocab] */
     const uint8_t *pieces;
     const uint32_t *byte_id; /* [256] or NONE */
-    const struct gb_char *chars;
-    const uint32_t *whole;
+    const uint64_t *chars;
+    const uint32_t *whole; /* ascending by their bytes */
     const struct gb_node *nodes;
     const uint8_t *edges;
     const uint32_t *stop;
-    const uint32_t *ranges; /* first code point << 8 | class */
+    const uint64_t *ranges;
     const struct gb_stage *stages;
     const uint16_t *cells;
-    const struct gb_decomp *decomp;
+    const uint64_t *decomp;
     const uint32_t *decomp_cp;
-    const struct gb_comp *comp;
-    const uint32_t *ccc; /* first code point << 8 | combining class */
+    const uint64_t *comp;
+    const uint64_t *ccc;
 } gr_tok;
 
 /* Checks a TOKN section completely. 0 or a reason above; *out is valid only after 0. */
@@ -114,7 +114,8 @@ typedef struct {
 /* Checks a TMPL section completely. 0 or a reason above. */
 int gr_chat_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_chat *out);
 
-/* Scratch bytes for gr_chat_encode of n messages with text_len bytes of text together. */
+/* Scratch bytes for gr_chat_encode of n messages with text_len bytes of text together. n matters
+ * only for templates without control tokens between the messages. */
 size_t gr_chat_scratch_size(const gr_chat *c, size_t n, size_t text_len);
 
 /* Ids of a conversation, bos included where the template has one. Returns the count or one of

@@ -26,7 +26,7 @@ def regex_class(pattern: str) -> list[int]:
     found: list[int] = []
     for first in range(0, len(POINTS), 4096):
         chunk = POINTS[first : first + 4096]
-        kept = set()
+        kept: set[int] = set()
         for _, (begin, end) in split.pre_tokenize_str("".join(map(chr, chunk))):
             kept.update(range(begin, end))
         found += [c for i, c in enumerate(chunk) if i not in kept]

@@ -297,6 +297,11 @@ def u32(values: Iterable[int]) -> bytes:
     return little(array("I", values))
 
 
+def u64(pairs: Iterable[Pair]) -> bytes:
+    """Bytes of entries with a key in the high half."""
+    return little(array("Q", (key << 32 | value for key, value in pairs)))
+
+
 def merge_symbols(symbols: list[int], ranks: Mapping[Pair, Pair]) -> list[int]:
     """Merges the symbols of one word: lowest rank first, leftmost among equals."""
     while len(symbols) > 1:
@@ -349,14 +354,16 @@ def build_trie(tokens: Iterable[tuple[bytes, int]]) -> tuple[bytes, bytes, int]:
 
 def nfc_tables() -> tuple[list[bytes], list[int]]:
     """decomp, decomp_cp, comp, ccc and their counts."""
-    decomp, points = array("I"), array("I")
+    decomp: list[Pair] = []
+    points = array("I")
     for row in unidata.DECOMPOSE.split():
         cp, *parts = (int(word, 16) for word in row.split(","))
-        decomp.extend((cp, len(points)))
+        decomp.append((cp, len(points)))
         points.extend(parts)
-    comp = array("I")
+    comp = array("Q")
     for row in unidata.COMPOSE.split():
-        comp.extend([*(int(word, 16) for word in row.split(",")), 0])
+        first, second, composed = (int(word, 16) for word in row.split(","))
+        comp.append(first << 42 | second << 21 | composed)
     classes: list[tuple[int, int, int]] = []
     value = 0
     for word in unidata.CCC.split():
@@ -364,14 +371,13 @@ def nfc_tables() -> tuple[list[bytes], list[int]]:
             value = int(word[:-1])
         else:
             classes += [(low, high, value) for low, high in split.parse_ranges(word)]
-    steps: list[tuple[int, int]] = [(0, 0)]
+    steps: list[Pair] = [(0, 0)]
     for low, high, value in sorted(classes):
         if steps[-1][0] == low:
             steps.pop()
         steps += [(low, value), (high + 1, 0)]
-    ccc = array("I", (first << 8 | value for first, value in steps))
-    tables = [little(decomp), little(points), little(comp), little(ccc)]
-    return tables, [len(decomp) // 2, len(points), len(comp) // 4, len(ccc)]
+    tables = [u64(decomp), little(points), little(comp), u64(steps)]
+    return tables, [len(decomp), len(points), len(comp), len(steps)]
 
 
 @dataclass(frozen=True)
@@ -503,9 +509,8 @@ def compile_tokenizer(source: TokenizerSource, vocab_rows: int, generation: Gene
     tables = [
         header, entries, little(firsts), u32(starts[:vocab_rows:BLOCK]), bytes(lengths),
         vocab.flags, b"".join(vocab.pieces), u32(vocab.byte_ids),
-        u32(value for pair in vocab.chars for value in pair), u32(whole), nodes, edges,
-        u32(sorted(generation.stop_ids)),
-        u32(first << 8 | number for first, number in splitter.ranges),
+        u64(vocab.chars), u32(whole), nodes, edges, u32(sorted(generation.stop_ids)),
+        u64(splitter.ranges),
         u32(value for pair in stage_table(splitter) for value in pair), little(cells), *nfc,
     ]  # fmt: skip
     return b"".join(aligned(table) for table in tables)
