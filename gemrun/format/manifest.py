@@ -69,9 +69,7 @@ def decode(data: bytes | memoryview) -> dict[str, Any]:
     raw = bytes(data)
     _check_depth(raw)
     try:
-        value = msgpack.unpackb(
-            raw, raw=False, strict_map_key=True, max_ext_len=0, max_buffer_size=len(raw)
-        )
+        value = msgpack.unpackb(raw, raw=False, strict_map_key=True)
         again = encode(value) if isinstance(value, dict) else b""
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise FormatError(Code.MANIFEST, f"manifest: not readable: {error}", REBUILD) from error

@@ -423,7 +423,7 @@ def read_tmpl(data: memoryview, vocab_rows: int) -> Template:
     at = 0
     for token, size in zip(items[0::2], items[1::2], strict=True):
         if token == NONE:
-            if size == 0 or at + size > h.text_bytes:
+            if at + size > h.text_bytes:
                 raise t.fail(f"a text of {size} bytes at {at} of {h.text_bytes}")
             parts.append(bytes(text[at : at + size]))
         elif token >= vocab_rows or size != 0:
