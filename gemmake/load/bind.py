@@ -128,7 +128,7 @@ def _mismatch(source: RawTensor, wanted: Wanted) -> str | None:
     shape = wanted.shape
     good = len(source.shape) == len(shape) and source.shape[-1] == shape[-1]
     if good and len(shape) == 2:
-        good = source.shape[0] == shape[0] or (shape[0] == 0 and source.shape[0] > 0)
+        good = source.shape[0] == shape[0] if shape[0] else source.shape[0] > 0
     if not good:
         rows = [str(n) if n else "vocabulary" for n in shape]
         return f"{display(source.name)} is {list(source.shape)}, expected [{', '.join(rows)}]"
