@@ -50,6 +50,23 @@ SHAPES = {
         (Layer(heads=3, kv_heads=1, head_dim=24, ffn=72, kv_group=24),), hidden=72, vocab=77
     ),
     "groups": Shape((replace(PLAIN, head_dim=128, kv_group=32, heads=2, kv_heads=1),)),
+    # Scores that saturate the softmax and gates that saturate the activation; values and gated
+    # activations that fall below the smallest group.
+    "hot": Shape(
+        (
+            replace(GEMMA, qk_norm=False, gains={rec.ROLE_Q: 30.0, rec.ROLE_GATE_UP: 40.0}),
+            replace(PLAIN, gains={rec.ROLE_K: 50.0, rec.ROLE_GATE_UP: 200.0}),
+        )
+    ),
+    "cold": Shape(
+        (
+            Layer(formats={rec.ROLE_V: ((fmt.F32_PANELS, 0),)}, gains={rec.ROLE_V: 4e-16}),
+            Layer(formats={rec.ROLE_GATE_UP: ((fmt.F16_PANELS, 0),)}),
+            Layer(
+                formats={rec.ROLE_GATE_UP: ((fmt.F32_PANELS, 0),)}, gains={rec.ROLE_GATE_UP: 3e-8}
+            ),
+        )
+    ),
     "embed-scale": Shape((GEMMA,), embed_scale=8.0, tied=False),
 }
 KV = {"kv-f32": rec.KV_F32, "kv-f16": rec.KV_F16, "kv-int8": rec.KV_INT8}

@@ -49,6 +49,7 @@ class Layer:
     q_slabs: tuple[int, ...] = ()  # heads of each Q record; empty: one record
     default: Formats = ((fmt.Q4H, 0),)
     formats: Mapping[int, Formats] = field(default_factory=dict)
+    gains: Mapping[int, float] = field(default_factory=dict)  # by role: factor of super-scales
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Maker:
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape = shape
+        self._gain = 1.0  # of the matrix that is being made
         self.rng = np.random.default_rng(seed)
 
     # ---- matrices ----
@@ -101,7 +103,7 @@ class Maker:
 
     def _supers(self, real: Real, cols: int, unit: float) -> npt.NDArray[np.uint8]:
         """16 super-scales a panel such that outputs have a size near 1."""
-        values = self.rng.uniform(0.5, 1.5, real.shape) / (unit * np.sqrt(cols))
+        values = self.rng.uniform(0.5, 1.5, real.shape) * self._gain / (unit * np.sqrt(cols))
         scales: npt.NDArray[np.uint8] = (values * real).astype("<f4").view(np.uint8)
         return scales
 
@@ -144,7 +146,7 @@ class Maker:
         kinds = [(kind, count or groups) for kind, count in want]
         kind = kinds[0][0]
         if kind in FLOATS:
-            values = self.rng.standard_normal((panels, cols, 16)) / np.sqrt(cols)
+            values = self.rng.standard_normal((panels, cols, 16)) * self._gain / np.sqrt(cols)
             values = (values * real[:, None]).reshape(panels, -1)
             raw = values.astype("<f4" if kind == fmt.F32_PANELS else "<f2").view(np.uint8)
             tail = np.zeros((panels, pad(raw.shape[1], 64) - raw.shape[1]), np.uint8)
@@ -177,6 +179,7 @@ class Maker:
         parts: int = 1,
         slab: tuple[int, int] = (0, 0),
     ) -> Tensor:
+        self._gain = self.shape.layers[layer].gains.get(role, 1.0) if layer >= 0 else 1.0
         kinds, data, second = self._matrix(rows, cols, want, parts)
         return Tensor(role, layer, rows, cols, kinds, data, second, parts, slab)
 
