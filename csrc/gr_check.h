@@ -25,7 +25,7 @@ static inline uint64_t gr_mul(uint64_t a, uint64_t b)
 }
 
 /* n rounded up to a multiple of `align`, a power of two. */
-static inline uint64_t gr_pad(uint64_t n, uint64_t align)
+static inline uint64_t gr_align(uint64_t n, uint64_t align)
 {
     return n > GR_TOO_BIG - (align - 1) ? GR_TOO_BIG : (n + align - 1) & ~(align - 1);
 }

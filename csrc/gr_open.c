@@ -175,7 +175,7 @@ static const gb_section *find(const reader *r, uint32_t type)
 
 static void *take(reader *r, uint64_t size)
 {
-    uint64_t padded = gr_pad(size, GB_LINE);
+    uint64_t padded = gr_align(size, GB_LINE);
     if (padded > r->left) {
         return NULL;
     }
@@ -197,7 +197,7 @@ static bool entry_is_good(const gb_section *s, uint64_t end)
            all_zero(s->reserved0, sizeof s->reserved0) &&
            all_zero(s->reserved1, sizeof s->reserved1) && s->mem_size == s->size &&
            records == s->size && (s->record_size != 0 || s->record_count == 0) &&
-           s->offset == gr_pad(end, align) && end != GR_TOO_BIG;
+           s->offset == gr_align(end, align) && end != GR_TOO_BIG;
 }
 
 static gemrun_status check_entries(reader *r)
@@ -211,8 +211,8 @@ static gemrun_status check_entries(reader *r)
         }
         end = s->offset + s->size;
     }
-    if (gr_pad(end, GB_ALIGN) != size) {
-        return gr_fail(r->e, GEMRUN_E_TABLE, 0, gr_pad(end, GB_ALIGN), size);
+    if (gr_align(end, GB_ALIGN) != size) {
+        return gr_fail(r->e, GEMRUN_E_TABLE, 0, gr_align(end, GB_ALIGN), size);
     }
     end = 512 + (uint64_t)r->count * sizeof(gb_section);
     for (uint32_t i = 0; i <= r->count; i++) {
@@ -436,7 +436,7 @@ typedef struct walk { /* through TENS in execution order, and with it through WH
 /* A region must start on 256 behind the last one, nothing but zeros between. */
 static bool region_fits(const reader *r, walk *w, uint64_t offset, uint64_t size)
 {
-    if (offset != gr_pad(w->end, GB_ALIGN) || !gr_inside(offset, size, w->whot_end) ||
+    if (offset != gr_align(w->end, GB_ALIGN) || !gr_inside(offset, size, w->whot_end) ||
         !all_zero(r->v->image + w->end, offset - w->end)) {
         return false;
     }
@@ -483,7 +483,7 @@ static bool segments_cover(const gb_tensor *t, const gb_segment *s)
         }
         group += s[i].group_count;
     }
-    return group == gr_pad(t->cols, GB_GROUP) / GB_GROUP;
+    return group == gr_align(t->cols, GB_GROUP) / GB_GROUP;
 }
 
 static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint64_t rows,
@@ -495,8 +495,8 @@ static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t lay
     }
     const gb_tensor *t = v->tensors + w->next;
     bool vector = is_vector_role(role), two = role == GB_ROLE_GATE_UP;
-    uint64_t rows_padded = vector ? 1 : gr_pad(rows, GB_PANEL);
-    uint64_t cols_padded = vector ? cols : gr_pad(cols, GB_GROUP);
+    uint64_t rows_padded = vector ? 1 : gr_align(rows, GB_PANEL);
+    uint64_t cols_padded = vector ? cols : gr_align(cols, GB_GROUP);
     const range table[] = {
         {t->role, role, role}, {t->rows, rows, rows}, {t->cols, cols, cols},
         {t->rows_padded, rows_padded, rows_padded}, {t->cols_padded, cols_padded, cols_padded},
@@ -709,7 +709,7 @@ static gemrun_status open_ropes(reader *r)
     v->ropes = copy;
     v->rope_base = v->image + s->offset;
     for (uint32_t i = 0; i < v->conf.rope_count; i++) {
-        uint64_t start = gr_pad(end, GB_LINE), floats = gr_mul(copy[i].pairs, copy[i].positions);
+        uint64_t start = gr_align(end, GB_LINE), floats = gr_mul(copy[i].pairs, copy[i].positions);
         const range table[] = {{copy[i].positions, v->conf.context, v->conf.context},
                                {copy[i].pairs, 1, GB_MAX_HEAD_DIM / 2},
                                {copy[i].offset, start, start}};
@@ -828,9 +828,9 @@ static gemrun_status check_totals(reader *r)
     for (uint32_t i = 0; i < v->layer_count; i++) {
         kv = gr_add(kv, v->layers[i].kv_size);
     }
-    uint64_t weights = gr_pad(find(r, GB_SEC_WHOT)->size, page);
-    uint64_t file = gr_pad(v->image_size, page);
-    const uint64_t want[] = {weights, gr_pad(arena, page), gr_pad(kv, page),
+    uint64_t weights = gr_align(find(r, GB_SEC_WHOT)->size, page);
+    uint64_t file = gr_align(v->image_size, page);
+    const uint64_t want[] = {weights, gr_align(arena, page), gr_align(kv, page),
                              file > weights ? file - weights : 0, gr_engine_size(v),
                              gr_mul(v->conf.threads - 1, GR_STACK_SIZE)};
     const uint64_t have[] = {h->ram_weights, h->ram_arena,  h->ram_kv,

@@ -302,11 +302,28 @@ static void set_of(uint64_t mask, cpu_set_t *out)
     }
 }
 
-bool gr_port_pin(uint64_t mask)
+_Static_assert(sizeof(gr_cpus) == sizeof(cpu_set_t), "gr_cpus holds a cpu_set_t");
+
+bool gr_port_pin(uint64_t mask, gr_cpus *out_before)
 {
-    cpu_set_t set;
+    cpu_set_t set, now;
     set_of(mask, &set);
-    return sched_setaffinity(0, sizeof set, &set) == 0 && gr_port_affinity() == mask;
+    return sched_getaffinity(0, sizeof *out_before, (cpu_set_t *)(void *)out_before) == 0 &&
+           sched_setaffinity(0, sizeof set, &set) == 0 &&
+           sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&set, &now);
+}
+
+void gr_port_unpin(const gr_cpus *before)
+{
+    sched_setaffinity(0, sizeof *before, (const cpu_set_t *)(const void *)before);
+}
+
+uint64_t gr_nth_bit(uint64_t mask, uint32_t n)
+{
+    for (; n > 0; n--) {
+        mask &= mask - 1;
+    }
+    return mask & (0 - mask);
 }
 
 uint32_t gr_port_cores(const char *root)
@@ -444,7 +461,7 @@ struct gr_team {
 
 uint64_t gr_team_bytes(void)
 {
-    return gr_pad(sizeof(gr_team), GB_LINE);
+    return gr_align(sizeof(gr_team), GB_LINE);
 }
 
 static void relax(void)
@@ -520,14 +537,6 @@ static void *work(void *arg)
     }
 }
 
-static uint64_t nth_bit(uint64_t mask, uint32_t n)
-{
-    for (; n > 0; n--) {
-        mask &= mask - 1;
-    }
-    return mask & (0 - mask);
-}
-
 static bool pin_worker(pthread_t thread, uint64_t bit)
 {
     cpu_set_t set, now;
@@ -575,7 +584,7 @@ gemrun_status gr_team_start(gr_team *team, uint32_t threads, uint64_t affinity, 
             return st;
         }
         if (affinity) {
-            team->pinned += pin_worker(team->members[i].thread, nth_bit(affinity, i));
+            team->pinned += pin_worker(team->members[i].thread, gr_nth_bit(affinity, i));
         }
     }
     gr_team_run(team, nothing, NULL); /* all are up */

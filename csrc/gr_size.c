@@ -16,12 +16,12 @@ static uint64_t super_size(uint32_t format, uint64_t groups)
 {
     switch (format) {
     case GB_FMT_Q4H: /* codes 256, scales 16, zero points 16 */
-        return gr_pad(gr_mul(groups, 288), GB_LINE);
+        return gr_align(gr_mul(groups, 288), GB_LINE);
     case GB_FMT_Q4RAW_F16: /* codes 256, sixteen two-byte scales */
     case GB_FMT_Q4RAW_BF16:
-        return gr_pad(gr_mul(groups, 288), GB_LINE);
+        return gr_align(gr_mul(groups, 288), GB_LINE);
     case GB_FMT_Q8: /* high plane 256, low plane 256, scales 16 */
-        return gr_pad(gr_mul(groups, 528), GB_LINE);
+        return gr_align(gr_mul(groups, 528), GB_LINE);
     default:
         return 0;
     }
@@ -31,10 +31,10 @@ uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
 {
     const gb_segment *s = segments + t->seg_first;
     if (s->format == GB_FMT_VECTOR) {
-        return gr_pad(gr_mul(t->cols, 4), GB_LINE);
+        return gr_align(gr_mul(t->cols, 4), GB_LINE);
     }
     if (is_float(s->format)) {
-        return gr_pad(gr_mul(t->cols, s->format == GB_FMT_F32 ? 64 : 32), GB_LINE);
+        return gr_align(gr_mul(t->cols, s->format == GB_FMT_F32 ? 64 : 32), GB_LINE);
     }
     uint64_t size = GB_LINE; /* super-scales */
     if (s->format == GB_FMT_Q8_ROWS) {
@@ -67,8 +67,8 @@ uint64_t gr_tensor_second_size(const gb_tensor *t)
 
 uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window)
 {
-    uint64_t all = gr_pad(context, GB_KV_BLOCK) / GB_KV_BLOCK;
-    uint64_t ring = gr_pad(window, GB_KV_BLOCK) / GB_KV_BLOCK + 1; /* a block is written early */
+    uint64_t all = gr_align(context, GB_KV_BLOCK) / GB_KV_BLOCK;
+    uint64_t ring = gr_align(window, GB_KV_BLOCK) / GB_KV_BLOCK + 1; /* a block is written early */
     return (uint32_t)(window == 0 || ring > all ? all : ring);
 }
 
@@ -92,7 +92,7 @@ uint64_t gr_kv_token_size(uint32_t kv_type, const gb_layer *l)
 uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l)
 {
     uint64_t token = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));
-    uint64_t block = gr_pad(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
+    uint64_t block = gr_align(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
     return gr_mul(l->kv_heads, gr_mul(l->kv_blocks, block));
 }
 
@@ -105,8 +105,8 @@ static uint64_t kv_scratch(const gr_view *v)
     for (uint32_t i = 0; i < v->layer_count; i++) {
         const gb_layer *l = v->layers + i;
         uint64_t rows = gr_mul(v->conf.chunk, l->kv_heads);
-        uint64_t codes = gr_pad(gr_mul(rows, kv_codes(v->conf.kv_type, l)), GB_LINE);
-        uint64_t scales = gr_pad(gr_mul(rows, kv_scales(v->conf.kv_type, l)), GB_LINE);
+        uint64_t codes = gr_align(gr_mul(rows, kv_codes(v->conf.kv_type, l)), GB_LINE);
+        uint64_t scales = gr_align(gr_mul(rows, kv_scales(v->conf.kv_type, l)), GB_LINE);
         most = gr_max(most, gr_mul(gr_add(codes, scales), 2));
     }
     return most;
@@ -124,8 +124,8 @@ static uint64_t query_size(const gr_view *v, uint64_t width)
             groups = gr_max(groups, gr_mul(l->heads, l->head_dim / l->kv_group));
         }
     }
-    uint64_t scales = gr_pad(gr_mul(gr_mul(chunk, groups), 4), GB_LINE);
-    return gr_add(gr_pad(gr_mul(chunk, width), GB_LINE), scales);
+    uint64_t scales = gr_align(gr_mul(gr_mul(chunk, groups), 4), GB_LINE);
+    return gr_add(gr_align(gr_mul(chunk, width), GB_LINE), scales);
 }
 
 static bool consumes(uint32_t role, uint32_t kind)
@@ -147,25 +147,24 @@ static uint64_t act_size(const gr_view *v, uint32_t kind, uint64_t n)
     bool quantised = false, floats = false;
     for (uint32_t i = 0; i < v->tensor_count; i++) {
         const gb_tensor *t = v->tensors + i;
-        bool tied = i == v->conf.tens_head && kind == GB_BUF_XN;
-        if (consumes(t->role, kind) || tied) {
+        if (consumes(t->role, kind)) {
             bool f = is_float(v->segments[t->seg_first].format);
             floats = floats || f;
             quantised = quantised || !f;
         }
     }
-    uint64_t chunk = v->conf.chunk, wide = gr_pad(n, GB_GROUP), size = 0;
+    uint64_t chunk = v->conf.chunk, wide = gr_align(n, GB_GROUP), size = 0;
     if (quantised) {
-        uint64_t side = gr_pad(gr_mul(gr_mul(chunk, wide / GB_GROUP), 4), GB_LINE);
-        size = gr_add(gr_pad(gr_mul(chunk, wide), GB_LINE), gr_mul(side, 2));
+        uint64_t side = gr_align(gr_mul(gr_mul(chunk, wide / GB_GROUP), 4), GB_LINE);
+        size = gr_add(gr_align(gr_mul(chunk, wide), GB_LINE), gr_mul(side, 2));
     }
-    return floats ? gr_add(size, gr_pad(gr_mul(gr_mul(chunk, n), 4), GB_LINE)) : size;
+    return floats ? gr_add(size, gr_align(gr_mul(gr_mul(chunk, n), 4), GB_LINE)) : size;
 }
 
 uint64_t gr_buffer_size(const gr_view *v, uint32_t kind)
 {
     const gb_conf *c = &v->conf;
-    uint64_t context = c->context, rows = gr_pad(c->vocab_rows, GB_UNIT), width = 0, ffn = 0;
+    uint64_t context = c->context, rows = gr_align(c->vocab_rows, GB_UNIT), width = 0, ffn = 0;
     uint64_t stream = gr_mul(gr_mul(c->chunk, c->hidden), 4), size = 0;
     for (uint32_t i = 0; i < v->layer_count; i++) {
         width = gr_max(width, gr_mul(v->layers[i].heads, v->layers[i].head_dim));
@@ -189,7 +188,7 @@ uint64_t gr_buffer_size(const gr_view *v, uint32_t kind)
     case GB_BUF_HIDDEN: size = gr_mul(c->hidden, 4); break;
     default:            break;
     }
-    return gr_pad(size, GB_LINE);
+    return gr_align(size, GB_LINE);
 }
 
 uint64_t gr_engine_size(const gr_view *v)
@@ -199,5 +198,5 @@ uint64_t gr_engine_size(const gr_view *v)
     size = gr_add(size, gr_mul(v->tensor_count, sizeof(gb_tensor)));
     size = gr_add(size, gr_mul(v->segment_count, sizeof(gb_segment)));
     size = gr_add(size, gr_mul(v->plan_count, sizeof(gb_plan)));
-    return gr_pad(size, 4096);
+    return gr_align(size, 4096);
 }

@@ -1,0 +1,421 @@
+/* gr_api.c: open, close and the facts of a context.
+ *
+ * The order of open: map the file, check it, compare memory and machine with what it asks for, map
+ * what it declares, start the threads. Whatever fails, everything taken so far is given back. All
+ * memory is taken here; a call takes none. */
+#include <string.h>
+
+#include "gr_check.h"
+#include "gr_ctx.h"
+#include "gr_text.h"
+
+enum { TABLES_AT = GR_ENGINE_FIXED - GR_TABLES_FIXED, PAGE = 4096 };
+
+/* ---- errors, entry and exit ---- */
+
+gemrun_status gr_report(const gr_error *e, const char *object)
+{
+    size_t capacity;
+    char *text = gr_port_text(&capacity);
+    gr_explain(e, object, text, capacity);
+    return e->code;
+}
+
+gemrun_status gr_refuse(gemrun_status code, uint64_t wanted, uint64_t found)
+{
+    gr_error e;
+    gr_fail(&e, code, 0, wanted, found);
+    return gr_report(&e, "gemrun");
+}
+
+gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
+{
+    uint32_t idle = 0;
+    if (!ctx) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+    }
+    if (!atomic_compare_exchange_strong(&ctx->busy, &idle, 1)) {
+        return gr_refuse(GEMRUN_E_BUSY, 0, 0);
+    }
+    *c = (gr_call){.fp = gr_fp_enter()};
+    c->pinned = ctx->pin != 0 && gr_port_pin(ctx->pin, &c->before);
+    return GEMRUN_OK;
+}
+
+int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result)
+{
+    if (result < 0) {
+        if (ctx->e.err.code != (gemrun_status)result) {
+            gr_fail(&ctx->e.err, (gemrun_status)result, 0, 0, 0);
+        }
+        gr_report(&ctx->e.err, ctx->name[0] ? ctx->name : "model");
+    }
+    if (c->pinned) {
+        gr_port_unpin(&c->before);
+    }
+    gr_fp_leave(c->fp);
+    atomic_store(&ctx->busy, 0);
+    return result;
+}
+
+/* ---- open ---- */
+
+gemrun_config gemrun_config_default(void)
+{
+    return (gemrun_config){.size = sizeof(gemrun_config)};
+}
+
+static gemrun_status check_config(const gemrun_config *q, gr_error *e)
+{
+    uint32_t reserved = 0;
+    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++) {
+        reserved |= q->reserved[i];
+    }
+    if (q->size != sizeof *q || reserved != 0) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, sizeof *q, q->size);
+    }
+    if (q->weights_check > GEMRUN_WEIGHTS_FULL || q->allow_foreign_board > 1 ||
+        q->ignore_memory > 1 || q->lock_memory > 1) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, 1, 2);
+    }
+    return q->threads > GB_MAX_THREADS
+               ? gr_fail(e, GEMRUN_E_THREADS, 0, GB_MAX_THREADS, q->threads)
+               : GEMRUN_OK;
+}
+
+/* The engine block's size by the section table, 0 where the image is too damaged to tell. */
+static uint64_t engine_size(const uint8_t *image, uint64_t size)
+{
+    uint64_t tables = gr_open_tables_size(image, size);
+    return tables == 0 ? 0 : gr_align(gr_add(tables, TABLES_AT), PAGE);
+}
+
+static uint32_t bit_count(uint64_t mask)
+{
+    uint32_t n = 0;
+    for (; mask != 0; mask &= mask - 1) {
+        n++;
+    }
+    return n;
+}
+
+static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    gr_engine *e = &ctx->e;
+    uint32_t planned = e->v.conf.threads, bits = bit_count(q->thread_affinity);
+    uint32_t cores = gr_port_cores("");
+    e->threads = q->threads ? q->threads : cores < planned ? cores : planned;
+    if (q->thread_affinity == 0) {
+        return GEMRUN_OK;
+    }
+    uint64_t allowed = gr_port_affinity();
+    if (q->thread_affinity & ~allowed) {
+        return gr_fail(&e->err, GEMRUN_E_THREADS, 0, q->thread_affinity, allowed);
+    }
+    if (q->threads > bits) {
+        return gr_fail(&e->err, GEMRUN_E_THREADS, 0, q->threads, bits);
+    }
+    e->threads = e->threads > bits ? bits : e->threads;
+    ctx->pin = gr_nth_bit(q->thread_affinity, 0);
+    return GEMRUN_OK;
+}
+
+/* Everything of the config that the artifact has a say in. */
+static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    gr_engine *e = &ctx->e;
+    const gb_conf *c = &e->v.conf;
+    uint32_t usual = c->context < 1024 ? c->context : 1024;
+    e->context = q->kv_cache_size ? q->kv_cache_size : usual;
+    e->chunk = q->prefill_batch_size ? q->prefill_batch_size : c->chunk;
+    if (e->context > c->context) {
+        return gr_fail(&e->err, GEMRUN_E_CONTEXT, 0, e->context, c->context);
+    }
+    if (e->chunk > c->chunk) {
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, c->chunk, e->chunk);
+    }
+    e->kern = gr_kernels_pick(q->kernel);
+    if (!e->kern) {
+        return gr_fail(&e->err, GEMRUN_E_KERNEL, 0, 0, 0);
+    }
+    return choose_threads(ctx, q);
+}
+
+static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    const gb_header *h = &ctx->e.v.header;
+    uint64_t wanted = gr_mul(ctx->e.threads - 1, GR_STACK_SIZE);
+    if (ctx->image.address) {
+        wanted = gr_add(wanted, gr_add(h->ram_weights, h->ram_tables));
+    }
+    if (ctx->owns_memory) {
+        wanted = gr_add(wanted, gr_add(h->ram_arena, gr_add(h->ram_kv, h->ram_engine)));
+    }
+    uint64_t available = q->ignore_memory ? GR_TOO_BIG : gr_port_memory("");
+    return wanted > available ? gr_fail(&ctx->e.err, GEMRUN_E_MEMORY, 0, wanted, available)
+                              : GEMRUN_OK;
+}
+
+static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    gr_engine *e = &ctx->e;
+    const gb_header *h = &e->v.header;
+    gemrun_status st = GEMRUN_OK;
+    if (ctx->owns_memory) {
+        st = gr_port_map(&ctx->arena, h->ram_arena, &e->err);
+        st = st == GEMRUN_OK ? gr_port_map(&ctx->kv, h->ram_kv, &e->err) : st;
+    } else {
+        ctx->arena = (gr_map){ctx->engine.address + ctx->engine.bytes, h->ram_arena};
+        ctx->kv = (gr_map){ctx->arena.address + h->ram_arena, h->ram_kv};
+        memset(ctx->arena.address, 0, (size_t)(h->ram_arena + h->ram_kv));
+    }
+    if (st != GEMRUN_OK) {
+        return st;
+    }
+    e->arena = ctx->arena.address;
+    e->kv = ctx->kv.address;
+    for (uint32_t i = 0; i < e->v.plan_count; i++) {
+        e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
+    }
+    if (q->lock_memory) {
+        ctx->locked = gr_port_lock(&ctx->image) + gr_port_lock(&ctx->engine) +
+                      gr_port_lock(&ctx->arena) + gr_port_lock(&ctx->kv);
+    }
+    return GEMRUN_OK;
+}
+
+static gemrun_status start_threads(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    gr_engine *e = &ctx->e;
+    gr_cpus before;
+    if (ctx->pin) { /* thread 0 is pinned during each call: try it once, to report it */
+        ctx->pinned = gr_port_pin(ctx->pin, &before);
+        gr_port_unpin(&before);
+    }
+    e->team = (gr_team *)(void *)((uint8_t *)ctx + gr_align(sizeof *ctx, GB_LINE));
+    return gr_team_start(e->team, e->threads, q->thread_affinity, &e->err);
+}
+
+static void release(gemrun_context_t *ctx)
+{
+    gr_map image = ctx->image, engine = ctx->engine;
+    bool ours = ctx->owns_memory;
+    if (ctx->e.team) {
+        gr_team_stop(ctx->e.team);
+    }
+    if (ours) {
+        gr_port_unmap(&ctx->arena);
+        gr_port_unmap(&ctx->kv);
+        gr_port_unmap(&engine); /* ctx lies in it */
+    }
+    gr_port_unmap(&image);
+}
+
+static void copy_names(gemrun_context_t *ctx)
+{
+    const gr_view *v = &ctx->e.v; /* the block was zeroed: all of them end with a zero byte */
+    memcpy(ctx->name, v->conf.name, sizeof v->conf.name);
+    memcpy(ctx->family, v->conf.family, sizeof v->conf.family);
+    memcpy(ctx->target, v->header.target, sizeof v->header.target);
+}
+
+/* `image` is ours to unmap if owned; `memory` is the caller's block or empty. */
+static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned, gr_map memory,
+                                const gemrun_config *q, gr_error *e)
+{
+    gr_map engine = {memory.address, engine_size(image.address, image.bytes)};
+    gemrun_status st = GEMRUN_OK;
+    if (engine.bytes == 0) { /* let the reader say what is wrong */
+        gr_view v;
+        return gr_open_view(&v, image.address, image.bytes, NULL, 0, false, e);
+    }
+    if (memory.address && memory.bytes < engine.bytes) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, engine.bytes, memory.bytes);
+    }
+    if (memory.address) {
+        memset(engine.address, 0, (size_t)engine.bytes);
+    } else if ((st = gr_port_map(&engine, engine.bytes, e)) != GEMRUN_OK) {
+        return st;
+    }
+    gemrun_context_t *ctx = (gemrun_context_t *)(void *)engine.address;
+    ctx->engine = engine;
+    ctx->owns_memory = memory.address == NULL;
+    st = gr_open_view(&ctx->e.v, image.address, image.bytes, engine.address + TABLES_AT,
+                      engine.bytes - TABLES_AT, q->weights_check == GEMRUN_WEIGHTS_FULL,
+                      &ctx->e.err);
+    if (st == GEMRUN_OK) {
+        uint64_t needed = engine.bytes + ctx->e.v.header.ram_arena + ctx->e.v.header.ram_kv;
+        ctx->image = owned ? image : (gr_map){0};
+        copy_names(ctx);
+        st = memory.address && memory.bytes < needed
+                 ? gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, needed, memory.bytes)
+                 : GEMRUN_OK;
+    }
+    gemrun_status (*const steps[])(gemrun_context_t *, const gemrun_config *) = {
+        apply_config, check_memory, take_memory, start_threads};
+    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++) {
+        st = steps[i](ctx, q);
+    }
+    st = st == GEMRUN_OK ? gr_model_bind(&ctx->e) : st;
+    if (st != GEMRUN_OK) {
+        *e = ctx->e.err;
+        ctx->image = (gr_map){0}; /* stays with the caller */
+        release(ctx);
+        return st;
+    }
+    *out = ctx;
+    return GEMRUN_OK;
+}
+
+gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
+                          const gemrun_config *config)
+{
+    gemrun_config q = config ? *config : gemrun_config_default();
+    gr_map image = {0};
+    gr_error e;
+    if (!out_ctx || !path) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+    }
+    *out_ctx = NULL;
+    gemrun_status st = check_config(&q, &e);
+    st = st == GEMRUN_OK ? gr_port_map_file(&image, path, &e) : st;
+    st = st == GEMRUN_OK ? open_image(out_ctx, image, true, (gr_map){0}, &q, &e) : st;
+    if (st != GEMRUN_OK) {
+        gr_port_unmap(&image);
+        gr_report(&e, path);
+    }
+    return st;
+}
+
+gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, size_t image_size,
+                              void *memory, size_t memory_size, const gemrun_config *config)
+{
+    gemrun_config q = config ? *config : gemrun_config_default();
+    gr_error e;
+    if (!out_ctx || !image || ((uintptr_t)image | (uintptr_t)memory) % PAGE != 0) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, PAGE, ((uintptr_t)image | (uintptr_t)memory) % PAGE);
+    }
+    *out_ctx = NULL;
+    union { /* the image is only read; a map holds what could also be written */
+        const void *given;
+        uint8_t *address;
+    } bytes = {image};
+    gemrun_status st = check_config(&q, &e);
+    if (st == GEMRUN_OK) {
+        st = open_image(out_ctx, (gr_map){bytes.address, image_size}, false,
+                        (gr_map){memory, memory ? memory_size : 0}, &q, &e);
+    }
+    return st == GEMRUN_OK ? st : gr_report(&e, "image");
+}
+
+int64_t gemrun_memory_needed(const void *image, size_t image_size, const gemrun_config *config)
+{
+    gb_header h;
+    gr_error e;
+    (void)config; /* a lower kv_cache_size limits the positions, not the plan */
+    if (!image) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+    }
+    if (gr_open_header(&h, image, image_size, &e) != GEMRUN_OK) {
+        return gr_report(&e, "image");
+    }
+    uint64_t need = gr_add(engine_size(image, image_size), gr_add(h.ram_arena, h.ram_kv));
+    return need > INT64_MAX ? gr_refuse(GEMRUN_E_RAM, INT64_MAX, need) : (int64_t)need;
+}
+
+gemrun_context_t *gemrun_init(const char *path)
+{
+    gemrun_context_t *ctx = NULL;
+    gemrun_open(&ctx, path, NULL);
+    return ctx;
+}
+
+void gemrun_destroy(gemrun_context_t *ctx)
+{
+    if (ctx) {
+        release(ctx);
+    }
+}
+
+/* ---- facts ---- */
+
+gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
+{
+    gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
+    gr_call c;
+    if (!out || out->size != sizeof *out) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, sizeof *out, out ? out->size : 0);
+    }
+    gemrun_status st = gr_enter(own, &c);
+    if (st != GEMRUN_OK) {
+        return st;
+    }
+    const gr_engine *e = &ctx->e;
+    const gb_header *h = &e->v.header;
+    *out = ctx->last;
+    out->size = sizeof *out;
+    out->kv_used = e->pos;
+    out->kv_size = e->context;
+    out->ram_weights = h->ram_weights;
+    out->ram_tables = h->ram_tables;
+    out->ram_arena = ctx->arena.bytes;
+    out->ram_kv = ctx->kv.bytes;
+    out->ram_engine = ctx->engine.bytes;
+    out->ram_stacks = (uint64_t)(e->threads - 1) * GR_STACK_SIZE;
+    out->ram_total = out->ram_weights + out->ram_tables + out->ram_arena + out->ram_kv +
+                     out->ram_engine + out->ram_stacks;
+    out->declared_total = h->ram_total;
+    out->locked_bytes = ctx->locked;
+    out->threads = e->threads;
+    out->pinned = ctx->pinned + gr_team_pinned(e->team);
+    return gr_leave(own, &c, GEMRUN_OK);
+}
+
+gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
+{
+    if (!ctx || !out || out->size != sizeof *out) {
+        return gr_refuse(GEMRUN_E_ARGUMENT, sizeof *out, out ? out->size : 0);
+    }
+    const gr_view *v = &ctx->e.v; /* nothing here changes after open */
+    const struct gb_tokn *t = v->tok.h;
+    *out = (gemrun_info){
+        .size = sizeof *out, .vocab_rows = v->conf.vocab_rows, .context = v->conf.context,
+        .chunk = v->conf.chunk, .layers = v->layer_count, .hidden = v->conf.hidden,
+        .threads_planned = v->conf.threads, .has_chat = v->has_chat, .stop_id_count = t->n_stop,
+        .stop_ids = v->tok.stop, .bos_id = t->bos == GB_TOK_NONE ? -1 : (int32_t)t->bos,
+        .kv_type = v->conf.kv_type, .name = ctx->name, .family = ctx->family,
+        .target = ctx->target, .kernel = gr_kernels_name(ctx->e.kern)};
+    return GEMRUN_OK;
+}
+
+uint32_t gemrun_regions(const gemrun_context_t *ctx, gemrun_region *out, uint32_t capacity)
+{
+    if (!ctx || (!out && capacity > 0)) {
+        return 0;
+    }
+    const gr_map fixed[] = {ctx->image, ctx->arena, ctx->kv, ctx->engine};
+    static const char *const names[] = {"weights+tables", "arena", "kv", "engine"};
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < 4 + ctx->e.threads - 1; i++) {
+        gr_map m = i < 4 ? fixed[i] : gr_team_stack(ctx->e.team, i - 3);
+        if (m.address) {
+            if (count < capacity) {
+                out[count] = (gemrun_region){i < 4 ? names[i] : "stacks", m.address,
+                                             (size_t)m.bytes};
+            }
+            count++;
+        }
+    }
+    return count;
+}
+
+const char *gemrun_last_error(void)
+{
+    size_t capacity;
+    return gr_port_text(&capacity);
+}
+
+const char *gemrun_version(void)
+{
+    return GEMRUN_VERSION;
+}

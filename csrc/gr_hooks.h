@@ -1,0 +1,20 @@
+/* gr_hooks.h: what the compiler asks of the engine beyond gemrun.h. Not public: no promises, and
+ * exported by the Python module only, which links the engine's objects. */
+#ifndef GR_HOOKS_H
+#define GR_HOOKS_H
+
+#include "gr_internal.h"
+
+/* Make a test vector: `step_count` greedy ids from an empty cache into out_steps, and the digest
+ * of the logits on the way (FORMAT.md, 2.10). Resets the cache. 0 or a status. */
+int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
+                               uint32_t prompt_count, uint32_t *out_steps, uint32_t step_count,
+                               uint64_t *out_digest);
+/* Run the layers over hidden states x [count][hidden], in place: no embedding, no final norm, no
+ * head. They are appended to the cache (gemrun_reset_kv_cache starts a new sequence). `capture`
+ * sees the float inputs of every product whose weights are float. Returns the tokens in the cache,
+ * or a status. */
+int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, gr_capture capture,
+                               void *user);
+
+#endif
