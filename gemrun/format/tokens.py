@@ -6,9 +6,8 @@ plain loops that are linear in its size, and no allocation by a number that its 
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Literal
@@ -27,6 +26,11 @@ MAX_COUNT = 1 << 24  # entries of any one table
 PIECE_BLOCK = 32
 MAX_CODE_POINT = 0x10FFFF
 CELL_STATE = 0x7FFF
+MERGE_RIGHT = 44  # bit of a merge where its right id starts; new id << 24, then the rank
+KEY = 32  # bit of a sorted table's entry where its key starts
+LOW = 0xFFFFFFFF  # the value below the key
+COMP_PAIR = 21  # bit of a composition where both code points start
+COMP_TO = 0x1FFFFF
 TMPL_MAX_TEXT = 65536
 TMPL_MAX_ITEM = 4096
 REBUILD = "compile the artifact again"
@@ -200,12 +204,12 @@ def read_tokn(data: memoryview, vocab_rows: int) -> Tokenizer:
     blocks = t.take((h.vocab + PIECE_BLOCK - 1) // PIECE_BLOCK, "I")
     lengths, flags = t.take(h.vocab, "B"), t.take(h.vocab, "B")
     pieces, byte_ids = t.take(h.piece_bytes, "B"), t.take(256, "I")
-    chars, whole = t.take(2 * h.n_char, "I"), t.take(h.n_whole, "I")
+    chars, whole = t.take(h.n_char, "Q"), t.take(h.n_whole, "I")
     nodes, edges = t.take(2 * h.n_node, "I"), t.take(h.n_node - 1, "B")
-    stop, ranges = t.take(h.n_stop, "I"), t.take(h.n_range, "I")
+    stop, ranges = t.take(h.n_stop, "I"), t.take(h.n_range, "Q")
     stages, cells = t.take(2 * h.n_stage, "I"), t.take(h.n_cell, "H")
-    decomp, points = t.take(2 * h.n_decomp, "I"), t.take(h.n_decomp_cp, "I")
-    comp, ccc = t.take(4 * h.n_comp, "I"), t.take(h.n_ccc, "I")
+    decomp, points = t.take(h.n_decomp, "Q"), t.take(h.n_decomp_cp, "I")
+    comp, ccc = t.take(h.n_comp, "Q"), t.take(h.n_ccc, "Q")
     t.done()
     _check_pieces(t, h, blocks, lengths, flags)
     ids = _Ids(t, h.vocab, flags)
@@ -282,21 +286,22 @@ def _check_merges(
 ) -> None:
     if firsts[0] != 0 or firsts[h.vocab] != h.n_merge or not _ascending(firsts, equal=True):
         raise t.fail("the index of merges does not ascend from 0 to their count")
-    vocab, used, plain, count = h.vocab, ids.used, ids.plain, h.n_merge
+    vocab, used, plain = h.vocab, ids.used, ids.plain
     starts = set(firsts)
     last = -1
     for index, entry in enumerate(merges):
-        right, made, rank = entry >> 44, entry >> 24 & 0xFFFFF, entry & 0xFFFFFF
+        right, made = entry >> MERGE_RIGHT, entry >> 24 & 0xFFFFF
         if index in starts:
             last = -1
         if right >= vocab or made >= vocab or not used[right] or not plain[made]:
             raise t.fail(f"merge {index} names {right} and {made}, which do not fit")
-        if rank >= count or right <= last:
+        if right <= last:
             raise t.fail(f"merge {index} is out of order")
         last = right
 
 
-def _ascending(values: Sequence[int] | memoryview, equal: bool = False) -> bool:
+def _ascending(values: Iterable[int], equal: bool = False) -> bool:
+    """Whether values ascend; equal neighbours only where that is allowed."""
     last = -1
     for value in values:
         if value < last or (value == last and not equal):
@@ -322,13 +327,13 @@ def _check_ids(
     for token in byte_ids:
         if token != NONE:
             ids.need_plain(token, "byte token")
-    for token in chars[1::2]:
-        ids.need_plain(token, "character token")
+    for entry in chars:
+        ids.need_plain(entry & LOW, "character token")
     for token in whole:
         ids.need_plain(token, "whole-word token")
     for token in stop:
         ids.need_used(token, "stop id")
-    if not _ascending(chars[0::2]) or not _ascending(stop):
+    if not _ascending(entry >> KEY for entry in chars) or not _ascending(stop):
         raise t.fail("characters or stop ids do not ascend")
 
 
@@ -351,13 +356,12 @@ def _check_trie(t: _Tables, count: int, nodes: memoryview, edges: memoryview, id
 
 def _check_ranges(t: _Tables, ranges: memoryview, values: int, what: str) -> None:
     """Entries "from this code point on, this value": the first at 0, ascending."""
-    if len(ranges) == 0 or ranges[0] >> 8 != 0:
+    if len(ranges) == 0 or ranges[0] >> KEY != 0:
         raise t.fail(f"{what} do not start at 0")
-    last = -1
-    for entry in ranges:
-        if entry & 0xFF >= values or entry >> 8 <= last:
-            raise t.fail(f"{what} do not ascend, or have a value of {entry & 0xFF}")
-        last = entry >> 8
+    if not _ascending(entry >> KEY for entry in ranges):
+        raise t.fail(f"{what} do not ascend")
+    if any(entry & LOW >= values for entry in ranges):
+        raise t.fail(f"a value of {what} is not below {values}")
 
 
 def _check_split(
@@ -392,15 +396,14 @@ def _check_nfc(
             raise t.fail("normal form tables without their flag")
         return
     _check_ranges(t, ccc, 256, "combining classes")
-    firsts = [*decomp[1::2], h.n_decomp_cp]
-    if h.n_decomp and (firsts[0] != 0 or not _ascending(firsts) or not _ascending(decomp[0::2])):
+    firsts = [*(entry & LOW for entry in decomp), h.n_decomp_cp]
+    if not _ascending(firsts, equal=True) or not _ascending(e >> KEY for e in decomp):
         raise t.fail("decompositions do not ascend")
     if any(point > MAX_CODE_POINT for point in points):
         raise t.fail("a decomposition beyond the last code point")
-    pairs = [*zip(comp[0::4], comp[1::4], strict=True)]
-    if any(a >= b for a, b in itertools.pairwise(pairs)):
+    if not _ascending(entry >> COMP_PAIR for entry in comp):
         raise t.fail("compositions do not ascend")
-    if any(point > MAX_CODE_POINT for point in comp[2::4]) or any(comp[3::4]):
+    if any(entry & COMP_TO > MAX_CODE_POINT for entry in comp):
         raise t.fail("a composition beyond the last code point")
 
 
@@ -419,6 +422,8 @@ def read_tmpl(data: memoryview, vocab_rows: int) -> Template:
     t.done()
     if h.slot[0] != 0 or h.slot[-1] != h.n_item or not _ascending(h.slot, equal=True):
         raise t.fail("slots do not ascend from 0 to the count of items")
+    if h.n_item - h.slot[Slot.THINK_CUT] > 1:
+        raise t.fail("more than one text that ends a thought")
     parts: list[int | bytes] = []
     at = 0
     for token, size in zip(items[0::2], items[1::2], strict=True):
