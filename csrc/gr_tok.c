@@ -157,6 +157,9 @@ static int check_merges(const gr_tok *t)
         if (bad_id(t, e >> GB_MERGE_RIGHT) || bad_plain(t, GB_MERGE_NEW(e))) {
             return GR_TOK_E_ID;
         }
+        if (GB_MERGE_RANK(e) >= n) {
+            return GR_TOK_E_MERGE;
+        }
     }
     return GR_TOK_OK;
 }
@@ -241,9 +244,10 @@ static int check_nfc(const gr_tok *t)
     if ((h->flags & GB_TOKF_NFC) == 0) {
         return h->n_decomp + h->n_decomp_cp + h->n_comp + h->n_ccc ? GR_TOK_E_NFC : GR_TOK_OK;
     }
-    for (uint32_t i = 0; i < h->n_decomp; i++) {
+    for (uint32_t i = 0, at = 0; i < h->n_decomp; i++) {
         uint32_t end = i + 1 < h->n_decomp ? (uint32_t)t->decomp[i + 1] : h->n_decomp_cp;
-        bad = bad || (uint32_t)t->decomp[i] > end || end > h->n_decomp_cp;
+        bad = bad || (uint32_t)t->decomp[i] != at || end <= at || end > h->n_decomp_cp;
+        at = end;
     }
     for (uint32_t i = 0; i < h->n_decomp_cp; i++) {
         bad = bad || t->decomp_cp[i] > LAST_CP;
