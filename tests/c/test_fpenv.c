@@ -136,7 +136,8 @@ static uint64_t run(const char *path, uint32_t threads, const mode *m)
         gemrun_request request = gemrun_request_default(ctx);
         CHECKED(gemrun_eval(ctx, ids, TOKENS, add, &s));
         CHECKED(gemrun_decode(ctx, 3));
-        add(&s, 0, gemrun_logits(ctx, &count), count);
+        const float *logits = gemrun_logits(ctx, &count);
+        add(&s, 0, logits, count);
         request.max_tokens = 8;
         request.seed = 5;
         request.temperature = 0.7f;
