@@ -1,14 +1,23 @@
 """The evaluation text: the paragraphs of the Debian Administrator's Handbook, English edition.
 
-Normalisation: pages in the order of their file names; every `<div class="para">`, nested elements
-included; runs of white space become one space; empty paragraphs are dropped; paragraphs are joined
-by one line feed.
+Normalisation: pages in reading order (index.html, then the "next" links); every
+`<div class="para">` with what it contains; runs of white space become one space; paragraphs under
+60 characters, which are list items and labels, are dropped; the others are joined by an empty line.
+
+Perplexity of the first 8 windows of 1024 tokens, not overlapping, each predicted from its own
+start; transformers 5.24, float32, weights rounded to bfloat16; Gemma's windows begin with <bos>:
+
+    SmolLM2-135M-Instruct 24.576        Gemma 3 270M 22.828
 """
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+
+MIN_CHARACTERS = 60
+NEXT = re.compile(r'<li class="next"><a accesskey="n" href="([^"#]+)')
 
 
 class _Paragraphs(HTMLParser):
@@ -37,17 +46,30 @@ class _Paragraphs(HTMLParser):
             self._pieces.append(data)
 
 
+def pages(folder: Path) -> list[str]:
+    """The pages' texts (HTML) in reading order."""
+    found: dict[str, str] = {}
+    name = "index.html"
+    while name not in found:
+        found[name] = (folder / name).read_text(encoding="utf-8")
+        following = NEXT.search(found[name])
+        if not following:
+            break
+        name = following[1]
+    return list(found.values())
+
+
 def paragraphs(folder: Path) -> list[str]:
-    """The non-empty paragraphs of all pages in a folder, in order."""
+    """The paragraphs of all pages in a folder, in order."""
     result: list[str] = []
-    for page in sorted(folder.glob("*.html")):
+    for page in pages(folder):
         parser = _Paragraphs()
-        parser.feed(page.read_text(encoding="utf-8"))
+        parser.feed(page)
         parser.close()
-        result += [text for text in parser.found if text]
+        result += [text for text in parser.found if len(text) >= MIN_CHARACTERS]
     return result
 
 
 def text(folder: Path) -> str:
     """The whole text."""
-    return "\n".join(paragraphs(folder))
+    return "\n\n".join(paragraphs(folder))
