@@ -1,7 +1,7 @@
 /* gm_dequant.c: stored rows back to float32, and error sums. */
 #include "gm_internal.h"
 
-int32_t gm_dequant_rows(const gm_rows *in, const uint8_t *formats, float *out)
+GM_APART static int32_t dequant_rows(const gm_rows *in, const uint8_t *formats, float *out)
 {
     if (in == NULL || out == NULL || in->codes == NULL || in->scales == NULL || in->zps == NULL ||
         in->supers == NULL) {
@@ -23,8 +23,8 @@ int32_t gm_dequant_rows(const gm_rows *in, const uint8_t *formats, float *out)
     return status;
 }
 
-int32_t gm_dequant_q8_rows(const uint8_t *codes, const float *supers, uint32_t rows, uint32_t cols,
-                           float *out)
+GM_APART static int32_t dequant_q8_rows(const uint8_t *codes, const float *supers, uint32_t rows,
+                                        uint32_t cols, float *out)
 {
     int32_t status = codes == NULL || supers == NULL || out == NULL ? GM_ERR_ARG
                                                                     : gm_check_shape(rows, cols);
@@ -38,8 +38,8 @@ int32_t gm_dequant_q8_rows(const uint8_t *codes, const float *supers, uint32_t r
     return status;
 }
 
-int32_t gm_dequant_q4raw(const uint8_t *codes, const uint16_t *scales, uint32_t rows, uint32_t cols,
-                         uint32_t format, float *out)
+GM_APART static int32_t dequant_q4raw(const uint8_t *codes, const uint16_t *scales, uint32_t rows,
+                                      uint32_t cols, uint32_t format, float *out)
 {
     int half = format == (uint32_t)GM_FMT_Q4RAW_F16;
     if (codes == NULL || scales == NULL || out == NULL ||
@@ -59,8 +59,8 @@ int32_t gm_dequant_q4raw(const uint8_t *codes, const uint16_t *scales, uint32_t 
     return status;
 }
 
-int32_t gm_error_sums(const float *a, const float *b, const float *importance, uint32_t rows,
-                      uint32_t cols, double *error, double *power)
+GM_APART static int32_t error_sums(const float *a, const float *b, const float *importance,
+                                   uint32_t rows, uint32_t cols, double *error, double *power)
 {
     int32_t status = a == NULL || b == NULL || error == NULL || power == NULL
                          ? GM_ERR_ARG
@@ -77,5 +77,44 @@ int32_t gm_error_sums(const float *a, const float *b, const float *importance, u
         error[r] = miss;
         power[r] = whole;
     }
+    return status;
+}
+
+int32_t gm_dequant_rows(const gm_rows *in, const uint8_t *formats, float *out)
+{
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    int32_t status = dequant_rows(in, formats, out);
+    gm_fp_leave(&saved);
+    return status;
+}
+
+int32_t gm_dequant_q8_rows(const uint8_t *codes, const float *supers, uint32_t rows, uint32_t cols,
+                           float *out)
+{
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    int32_t status = dequant_q8_rows(codes, supers, rows, cols, out);
+    gm_fp_leave(&saved);
+    return status;
+}
+
+int32_t gm_dequant_q4raw(const uint8_t *codes, const uint16_t *scales, uint32_t rows, uint32_t cols,
+                         uint32_t format, float *out)
+{
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    int32_t status = dequant_q4raw(codes, scales, rows, cols, format, out);
+    gm_fp_leave(&saved);
+    return status;
+}
+
+int32_t gm_error_sums(const float *a, const float *b, const float *importance, uint32_t rows,
+                      uint32_t cols, double *error, double *power)
+{
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    int32_t status = error_sums(a, b, importance, rows, cols, error, power);
+    gm_fp_leave(&saved);
     return status;
 }

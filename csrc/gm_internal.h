@@ -2,6 +2,8 @@
 #ifndef GM_INTERNAL_H
 #define GM_INTERNAL_H
 
+#include <fenv.h>
+
 #include "gm_helper.h"
 
 #define GM_SUPER_MIN 9.094947017729282379150390625e-13f /* 2^-40: below it a super is stored as 0 */
@@ -76,6 +78,17 @@ const gm_kernels *gm_pick(uint32_t flags);
 /* Runs items 0..items-1, each once, with `scratch` bytes (64-aligned) per thread. Floating point
  * runs in the default environment. Returns the smallest status of all items. */
 int32_t gm_run(gm_job job, const void *context, uint64_t items, int32_t threads, size_t scratch);
+
+/* Default floating-point environment and back: a host may have set flush-to-zero or another
+ * rounding, and the numbers must not follow it. Work between the two calls stands in functions that
+ * are not inlined, because compilers move plain arithmetic across such calls. */
+void gm_fp_enter(fenv_t *saved);
+void gm_fp_leave(const fenv_t *saved);
+#if defined(__GNUC__)
+#define GM_APART __attribute__((noinline))
+#else
+#define GM_APART
+#endif
 
 int32_t gm_check_run(int32_t threads, uint32_t flags); /* GM_OK or GM_ERR_ARG */
 int32_t gm_check_shape(uint32_t rows, uint32_t cols);

@@ -58,11 +58,12 @@ GM_INLINE void GM_FN(try_fit)(const vec *w, const float *q, float sq, vec step, 
     err = GM_FN(keep)(err > 0.0f, err) * (step * step);
     ivec better = err < best->err;
     best->err = GM_FN(pick)(better, err, best->err);
-    best->step = GM_FN(pick)(better, GM_FN(pick)(fits, step * grow, step), best->step);
+    step = GM_FN(pick)(fits, step * grow, step);
+    best->step = GM_FN(pick)(better, step, best->step);
     best->z = GM_FN(pick)(better, GM_FN(pick)(fits, z2, z), best->z);
 }
 
-/* Best step and z of one group in float, on no grid yet; w is scaled so that its largest magnitude is 1. */
+/* Best step and z of one group in float, on no grid yet; the largest magnitude of w is 1. */
 GM_INLINE GM_FN(fit) GM_FN(best_fit)(const vec *w, const float *q, float sq)
 {
     enum { PULLS = 5, LATTICE_FIRST = 8, POLISH = 2 };

@@ -147,6 +147,23 @@ double gm_log(double x)
     return n * LN2_A + (f + (tail + n * LN2_B));
 }
 
+GM_APART static void fill_freqs(double theta, uint32_t dims, int32_t kind, double factor,
+                                double low, double high, double original, double *freqs)
+{
+    double log_theta = gm_log(theta);
+    for (uint32_t i = 0; i < dims / 2u; i++) {
+        double f = gm_exp(-((2.0 * (double)i * log_theta) / (double)dims));
+        double wave = TWO_PI / f;
+        if (kind == GM_ROPE_LINEAR || (kind == GM_ROPE_LLAMA3 && wave > original / low)) {
+            f = f / factor;
+        } else if (kind == GM_ROPE_LLAMA3 && wave >= original / high) {
+            double smooth = (original / wave - low) / (high - low);
+            f = (1.0 - smooth) * (f / factor) + smooth * f;
+        }
+        freqs[i] = f;
+    }
+}
+
 int32_t gm_rope_freqs(double theta, uint32_t dims, int32_t kind, double factor, double low,
                       double high, double original, double *freqs)
 {
@@ -160,18 +177,10 @@ int32_t gm_rope_freqs(double theta, uint32_t dims, int32_t kind, double factor, 
         !(low > 0.0 && high > low && high < 1e9 && original >= 1.0 && original < 1e12)) {
         return GM_ERR_ARG;
     }
-    double log_theta = gm_log(theta);
-    for (uint32_t i = 0; i < dims / 2u; i++) {
-        double f = gm_exp(-((2.0 * (double)i * log_theta) / (double)dims));
-        double wave = TWO_PI / f;
-        if (kind == GM_ROPE_LINEAR || (kind == GM_ROPE_LLAMA3 && wave > original / low)) {
-            f = f / factor;
-        } else if (kind == GM_ROPE_LLAMA3 && wave >= original / high) {
-            double smooth = (original / wave - low) / (high - low);
-            f = (1.0 - smooth) * (f / factor) + smooth * f;
-        }
-        freqs[i] = f;
-    }
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    fill_freqs(theta, dims, kind, factor, low, high, original, freqs);
+    gm_fp_leave(&saved);
     return GM_OK;
 }
 

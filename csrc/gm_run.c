@@ -1,6 +1,5 @@
 /* gm_run.c: threads, argument checks and the choice of kernels. */
 #define _POSIX_C_SOURCE 200809L
-#include <fenv.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -21,14 +20,23 @@ typedef struct gm_member {
     pthread_t thread;
 } gm_member;
 
+void gm_fp_enter(fenv_t *saved)
+{
+    fegetenv(saved);
+    fesetenv(FE_DFL_ENV);
+}
+
+void gm_fp_leave(const fenv_t *saved)
+{
+    fesetenv(saved);
+}
+
 static void *member_run(void *argument)
 {
     gm_member *member = argument;
     gm_team *team = member->team;
     fenv_t saved;
-    /* A host may have set flush-to-zero or another rounding; the numbers must not follow it. */
-    fegetenv(&saved);
-    fesetenv(FE_DFL_ENV);
+    gm_fp_enter(&saved);
     for (;;) {
         uint64_t item = atomic_fetch_add(&team->next, 1u);
         if (item >= team->items) {
@@ -39,7 +47,7 @@ static void *member_run(void *argument)
         while (status < seen && !atomic_compare_exchange_weak(&team->status, &seen, status)) {
         }
     }
-    fesetenv(&saved);
+    gm_fp_leave(&saved);
     return NULL;
 }
 
@@ -124,7 +132,7 @@ int32_t gm_check_formats(const uint8_t *formats, uint32_t groups)
 
 /* Scales a group's importance to a maximum of 1; all zero means all equal. The floor keeps a
  * column that calibration never saw from being clipped away. */
-static void weigh_group(const float *importance, uint32_t count, float *q, float *sq)
+GM_APART static void weigh_group(const float *importance, uint32_t count, float *q, float *sq)
 {
     float top = 0.0f, sum = 0.0f;
     for (uint32_t j = 0; j < count; j++) {
@@ -157,6 +165,8 @@ int32_t gm_weighting_make(const float *importance, uint32_t cols, gm_weighting *
         gm_weighting_free(out);
         return GM_ERR_MEMORY;
     }
+    fenv_t saved;
+    gm_fp_enter(&saved);
     for (uint32_t g = 0; g < groups; g++) {
         uint32_t first = g * (uint32_t)GM_GROUP;
         uint32_t left = cols - first;
@@ -164,6 +174,7 @@ int32_t gm_weighting_make(const float *importance, uint32_t cols, gm_weighting *
                     left < (uint32_t)GM_GROUP ? left : (uint32_t)GM_GROUP, out->q + first,
                     out->sq + g);
     }
+    gm_fp_leave(&saved);
     return GM_OK;
 }
 

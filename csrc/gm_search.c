@@ -41,6 +41,23 @@ int32_t gm_search_rows(const float *weights, const float *importance, const uint
     return status;
 }
 
+/* Importance of a row's columns, the largest 1: a q8 row has one scale, not one per group. */
+GM_APART static int32_t scale_importance(const float *importance, uint32_t cols, float *q)
+{
+    float top = 0.0f;
+    for (uint32_t c = 0; c < cols && importance != NULL; c++) {
+        if (!(importance[c] >= 0.0f && importance[c] <= 3.4e38f)) {
+            return GM_ERR_NONFINITE;
+        }
+        top = importance[c] > top ? importance[c] : top;
+    }
+    for (uint32_t c = 0; c < cols; c++) {
+        float v = importance != NULL && top > 0.0f ? importance[c] / top : 1.0f;
+        q[c] = v > GM_Q_MIN ? v : GM_Q_MIN;
+    }
+    return GM_OK;
+}
+
 int32_t gm_search_q8_rows(const float *weights, const float *importance, uint32_t rows,
                           uint32_t cols, uint8_t *codes, float *supers, int32_t threads,
                           uint32_t flags)
@@ -56,17 +73,13 @@ int32_t gm_search_q8_rows(const float *weights, const float *importance, uint32_
     if (q == NULL) {
         return GM_ERR_MEMORY;
     }
-    float top = 0.0f;
-    for (uint32_t c = 0; c < cols && importance != NULL; c++) {
-        if (!(importance[c] >= 0.0f && importance[c] <= 3.4e38f)) {
-            free(q);
-            return GM_ERR_NONFINITE;
-        }
-        top = importance[c] > top ? importance[c] : top;
-    }
-    for (uint32_t c = 0; c < cols; c++) {
-        float v = importance != NULL && top > 0.0f ? importance[c] / top : 1.0f;
-        q[c] = v > GM_Q_MIN ? v : GM_Q_MIN;
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    status = scale_importance(importance, cols, q);
+    gm_fp_leave(&saved);
+    if (status != GM_OK) {
+        free(q);
+        return status;
     }
     gm_q8_job job = {weights, rows, cols, q, codes, supers};
     const gm_kernels *kernels = gm_pick(flags);
@@ -103,7 +116,7 @@ uint64_t gm_feedback_floats(uint32_t cols)
 }
 
 /* Adds the damping to the diagonal; returns it, or a negative number where H is not finite. */
-static double damp(double *hessian, uint32_t n, double damping)
+GM_APART static double damp(double *hessian, uint32_t n, double damping)
 {
     double sum = 0.0;
     for (uint32_t i = 0; i < n; i++) {
@@ -147,6 +160,24 @@ static int32_t fill_panel(const void *context, uint64_t item, void *scratch)
     return GM_OK;
 }
 
+/* H + damping = N^T N in place: the block of last rows, then what it leaves to the rows above. */
+static int32_t factorise(double *hessian, double damping, uint32_t cols, int32_t threads,
+                         const gm_kernels *kernels)
+{
+    gm_factor_job job = {.hessian = hessian, .cols = cols};
+    int32_t status = GM_OK;
+    job.floor = damp(hessian, cols, damping);
+    if (job.floor < 0.0) {
+        return GM_ERR_NONFINITE;
+    }
+    for (job.last = cols; job.last > 0u && status == GM_OK; job.last = job.first) {
+        job.first = job.last > GM_FACTOR_BLOCK ? job.last - GM_FACTOR_BLOCK : 0u;
+        kernels->factor_head(&job);
+        status = gm_run(kernels->factor_tail, &job, gm_tri_items(job.first), threads, 0u);
+    }
+    return status;
+}
+
 int32_t gm_gptq_prepare(double *hessian, double damping, gm_feedback *out, int32_t threads,
                         uint32_t flags)
 {
@@ -161,17 +192,10 @@ int32_t gm_gptq_prepare(double *hessian, double damping, gm_feedback *out, int32
     if (status != GM_OK) {
         return status;
     }
-    gm_factor_job job = {.hessian = hessian, .cols = out->cols};
-    job.floor = damp(hessian, out->cols, damping);
-    if (job.floor < 0.0) {
-        return GM_ERR_NONFINITE;
-    }
-    const gm_kernels *kernels = gm_pick(flags);
-    for (job.last = out->cols; job.last > 0u && status == GM_OK; job.last = job.first) {
-        job.first = job.last > GM_FACTOR_BLOCK ? job.last - GM_FACTOR_BLOCK : 0u;
-        kernels->factor_head(&job);
-        status = gm_run(kernels->factor_tail, &job, gm_tri_items(job.first), threads, 0u);
-    }
+    fenv_t saved;
+    gm_fp_enter(&saved);
+    status = factorise(hessian, damping, out->cols, threads, gm_pick(flags));
+    gm_fp_leave(&saved);
     panel_job panels = {hessian, out};
     return status != GM_OK ? status
                            : gm_run(fill_panel, &panels, gm_groups(out->cols), threads, 0u);

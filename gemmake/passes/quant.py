@@ -16,6 +16,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def whole(cols: int, fmt: Format = Format.Q4H) -> tuple[Segment, ...]:
 
 
 def _by_group(segments: Sequence[Segment], cols: int) -> U8:
-    if any(a.format == b.format for a, b in zip(segments, segments[1:], strict=False)):
+    if any(a.format == b.format for a, b in pairwise(segments)):
         raise HelperError("segments: neighbours have one format; merge them")
     listed = [np.full(s.count, int(s.format), np.uint8) for s in segments]
     formats: U8 = np.concatenate(listed) if listed else np.zeros(0, np.uint8)
