@@ -1,0 +1,80 @@
+"""make demo: fetch a small model, compile it, check the artifact and ask it a question.
+
+    python tools/demo.py [--model smollm2-135m|gemma3-270m]
+
+It shows each command before it runs it, so that the same can be done by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import fetch
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A model of requirements/data.toml and what it is asked."""
+
+    file: str
+    ask: tuple[str, ...]
+
+
+DEMOS = {
+    "smollm2-135m": Demo(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        ("--chat", "--prompt", "What is the capital of France?"),
+    ),
+    # A pretrained model without a chat template: it continues a text.
+    "gemma3-270m": Demo("gemma-3-270m-q4_k_m.gguf", ("--prompt", "Photosynthesis is")),
+}
+TARGETS = {"x86_64": "generic-x86-64", "aarch64": "generic-aarch64"}
+
+
+def run(*command: str) -> None:
+    """Shows and runs one command of the environment; ends the demo if it fails."""
+    print(f"\n$ {shlex.join(command)}", flush=True)
+    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+    started = time.monotonic()
+    code = subprocess.call([str(BIN / command[0]), *command[1:]], env=dict(os.environ, PATH=path))
+    if code:
+        sys.exit(f"demo: {command[0]}: failed with exit code {code}; see its message above")
+    print(f"  ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def main() -> int:
+    """Command line; see the module's text."""
+    parser = argparse.ArgumentParser(description="compile and ask a small model")
+    parser.add_argument("--model", choices=sorted(DEMOS), default="smollm2-135m")
+    name = parser.parse_args().model
+    demo, machine = DEMOS[name], platform.machine()
+    if machine not in TARGETS:
+        sys.exit(f"demo: {machine}: no generic target; run gemmake with a .toml of your board")
+    target = TARGETS[machine]
+    try:
+        model = fetch.ensure(name) / demo.file
+    except fetch.FetchError as error:
+        sys.exit(f"demo: {error}")
+    artifact = fetch.cache_dir() / "artifacts" / f"{name}-{target}.gembin"
+    artifact.parent.mkdir(parents=True, exist_ok=True)
+    options = ("--target", target, "--quantization", "int4", "--verbose")
+    run("gemmake", "--model", str(model), *options, "--output", str(artifact))
+    run("gemcheck", str(artifact))
+    run("gemrun", str(artifact), *demo.ask)
+    sizes = model.stat().st_size / 1e6, artifact.stat().st_size / 1e6
+    print(f"\ncheckpoint {sizes[0]:.1f} MB, artifact {sizes[1]:.1f} MB: {artifact}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
