@@ -1,0 +1,118 @@
+"""What differs between two artifacts: header, constants, options, sections, layers, tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from gemmake.check.inspect import formats
+from gemrun.format import reader, spec
+from gemrun.format.reader import Artifact
+from gemrun.format.spec import Record, Tensor
+
+DERIVED = frozenset({"root_sha256", "header_crc32", "table_crc32"})  # differ with anything else
+
+
+def differences(a: Artifact, b: Artifact) -> Iterator[str]:
+    """One line per difference; nothing for equal artifacts."""
+    if a.header.root_sha256 == b.header.root_sha256:
+        return
+    yield from _records("header", a.header, b.header)
+    yield from _records("constants", a.conf, b.conf)
+    yield from _records("thermal", a.thermal, b.thermal)
+    for part in ("options", "tools", "licence", "inputs", "notes"):
+        yield from _values(part, a.manifest[part], b.manifest[part])
+    yield from _sections(a, b)
+    if len(a.layers) == len(b.layers):
+        for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)):
+            yield from _records(f"layer {index}", one, two)
+    yield from _tensors(a, b)
+
+
+def _records(what: str, a: Record, b: Record) -> Iterator[str]:
+    for field in fields(a):  # type: ignore[arg-type]  # every record is a dataclass
+        one, two = getattr(a, field.name), getattr(b, field.name)
+        if one != two and field.name not in DERIVED:
+            yield f"{what}: {field.name}: {_show(one)} | {_show(two)}"
+
+
+def _values(what: str, a: Any, b: Any) -> Iterator[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            if a.get(key) != b.get(key):
+                yield f"{what}: {key}: {_show(a.get(key))} | {_show(b.get(key))}"
+    elif a != b:
+        yield f"{what}: {_show(a)} | {_show(b)}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bytes):
+        text = value.rstrip(b"\0").decode("utf-8", "replace")
+        value = text if text and text.isprintable() and "\ufffd" not in text else value.hex()
+    return "none" if value is None else f"{value!s:.200}"
+
+
+def _sections(a: Artifact, b: Artifact) -> Iterator[str]:
+    for name in [*a.sections, *(n for n in b.sections if n not in a.sections)]:
+        one, two = a.sections.get(name), b.sections.get(name)
+        if one is None or two is None:
+            yield f"section {name}: only in the {'second' if one is None else 'first'}"
+        elif one.sha256 != two.sha256:
+            sizes = (
+                f"{one.size} | {two.size} bytes" if one.size != two.size else f"{one.size} bytes"
+            )
+            yield f"section {name}: content differs ({sizes})"
+
+
+def _tensors(a: Artifact, b: Artifact) -> Iterator[str]:
+    first = {(t.role, t.layer, t.slab_first): (n, t) for n, t in reader.iter_names(a)}
+    second = {(t.role, t.layer, t.slab_first): (n, t) for n, t in reader.iter_names(b)}
+    changed = 0
+    for key in [*first, *(k for k in second if k not in first)]:
+        if key not in first or key not in second:
+            name = (first.get(key) or second[key])[0]
+            yield f"tensor {name}: only in the {'second' if key not in first else 'first'}"
+            continue
+        line = _tensor(a, b, first[key][1], second[key][1])
+        if line:
+            changed += 1
+            yield f"tensor {first[key][0]}: {line}"
+    total = len({*first, *second})
+    yield f"tensors: {changed} of {total} differ"
+
+
+def _tensor(a: Artifact, b: Artifact, one: Tensor, two: Tensor) -> str:
+    """How two tensors of one role differ, "" if they do not."""
+    if formats(a, one) != formats(b, two):
+        return f"format {formats(a, one)} | {formats(b, two)}"
+    if (one.rows, one.cols) != (two.rows, two.cols):
+        return f"shape {one.rows}x{one.cols} | {two.rows}x{two.cols}"
+    count = _unequal(a.tensor_data(one), b.tensor_data(two))
+    count += _unequal(a.tensor_second(one), b.tensor_second(two))
+    size = one.size + one.second_size
+    return f"{count} of {size} bytes differ" if count else ""
+
+
+def _unequal(a: memoryview, b: memoryview) -> int:
+    if len(a) != len(b):
+        return max(len(a), len(b))
+    step, count = 16 << 20, 0
+    one, two = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+    for at in range(0, len(one), step):
+        count += int(np.count_nonzero(one[at : at + step] != two[at : at + step]))
+    return count
+
+
+def same_layout(a: Artifact, b: Artifact) -> bool:
+    """Whether a running session's KV cache fits both (hot replace)."""
+    return a.header.kv_layout_id == b.header.kv_layout_id
+
+
+def kv_line(a: Artifact, b: Artifact) -> str:
+    """A last line about hot replace."""
+    word = "same" if same_layout(a, b) else "different"
+    names = f"{spec.field_text(a.conf.name)} and {spec.field_text(b.conf.name)}"
+    return f"KV layout of {names}: {word}"

@@ -1,0 +1,49 @@
+"""Reports as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gemmake.check.rules import FATAL, Report, Severity
+
+
+def lines(report: Report, verbose: bool) -> list[str]:
+    """The finding lines; hints follow what did not pass."""
+    if report.exit_code == FATAL:
+        finding = report.findings[0]
+        return [f"{finding.severity.value} Artifact refused: {finding.text}; {finding.hint}"]
+    out = []
+    for finding in report.findings:
+        out.append(finding.line)
+        bad = finding.severity is Severity.ERROR
+        if finding.hint and (bad or (verbose and finding.severity is Severity.WARNING)):
+            out.append(f"  {finding.hint}")
+    return out
+
+
+def as_json(reports: Sequence[Report]) -> str:
+    """One object for one file, a list for several; keys are stable."""
+    listed = [_object(report) for report in reports]
+    return json.dumps(listed[0] if len(listed) == 1 else listed, ensure_ascii=False, indent=2)
+
+
+def _object(report: Report) -> dict[str, Any]:
+    return {
+        "file": report.path,
+        "ok": report.exit_code == 0,
+        "exit_code": report.exit_code,
+        "code": report.code,
+        "size": report.size,
+        "root_sha256": report.root_sha256,
+        "findings": [
+            {
+                "rule": f.rule,
+                "severity": f.severity.name.lower(),
+                "text": f.text,
+                "hint": f.hint,
+            }
+            for f in report.findings
+        ],
+    }

@@ -1,0 +1,369 @@
+"""The rules that gemcheck holds an artifact against: one class each.
+
+A rule has an id, a hint for mending, and `check(subject)`, which gives a finding: one line of
+text and how bad it is. Reading the file comes first; a file that cannot be read has one finding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from gemmake.check import weights
+from gemmake.errors import TargetError
+from gemmake.hdf import Hdf
+from gemmake.passes import memplan
+from gemrun.format import sizes, spec
+from gemrun.format.codes import Code, FormatError
+from gemrun.format.reader import Artifact, read_artifact
+from gemrun.format.spec import Buffer, Format, KvType
+
+FATAL = 6  # exit code for a file that is damaged or was refused
+BLANK_DIGEST = 0  # of a TEST record that was reserved and never filled
+
+
+class Severity(Enum):
+    """How bad a finding is; the value is its mark."""
+
+    OK = "\u2713"
+    WARNING = "\u26a0"
+    ERROR = "\u2717"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found. `text` is one line without its mark."""
+
+    rule: str
+    severity: Severity
+    text: str
+    hint: str = ""
+
+    @property
+    def line(self) -> str:
+        """The line as it is printed."""
+        return f"{self.severity.value} {self.text}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the rules look at."""
+
+    artifact: Artifact
+    hdf: Hdf
+    path: str
+    run: Callable[[str], str] | None = None  # replays test vectors; returns an error or ""
+
+
+class Rule:
+    """Base of the rules."""
+
+    id = ""
+    hint = ""
+
+    def check(self, subject: Subject) -> Finding | None:
+        """The finding, or None where there is nothing to say."""
+        raise NotImplementedError
+
+    def ok(self, text: str) -> Finding:
+        """All is well."""
+        return Finding(self.id, Severity.OK, text)
+
+    def warn(self, text: str) -> Finding:
+        """Worth knowing; does not fail the check."""
+        return Finding(self.id, Severity.WARNING, text, self.hint)
+
+    def fail(self, text: str) -> Finding:
+        """The artifact must not be shipped."""
+        return Finding(self.id, Severity.ERROR, text, self.hint)
+
+
+class Integrity(Rule):
+    """Structure and every checksum: the reader has checked them, or the file was refused."""
+
+    id = "integrity"
+    hint = "copy the file again, or compile it again"
+
+    def check(self, subject: Subject) -> Finding:
+        """Says what was verified."""
+        h = subject.artifact.header
+        return self.ok(
+            f"Structure and checksums: {len(subject.artifact.sections)} sections, "
+            f"{h.file_size} bytes, root {h.root_sha256.hex()[:16]}"
+        )
+
+
+class SignatureRule(Rule):
+    """The signature block."""
+
+    id = "signature"
+    hint = "sign the artifact where a policy asks for it"
+
+    def check(self, subject: Subject) -> Finding:
+        """Unsigned is a warning; a signature is named, since there is no key to hold it against."""
+        block = subject.artifact.signature
+        if block.alg == 0:
+            return self.warn("Model signature: none")
+        key = block.key_id.hex()
+        return self.warn(f"Model signature: Ed25519 by key {key}, not verified (no key given)")
+
+
+class Layout(Rule):
+    """The memory plan and totals, recomputed from the records and the stored board."""
+
+    id = "layout"
+    hint = "compile again for this target"
+
+    def check(self, subject: Subject) -> Finding:
+        """The first disagreement, or that there is none."""
+        problem = next(_layout_problems(subject.artifact, subject.hdf), None)
+        if problem:
+            return self.fail(f"Memory layout inconsistent with target HDF: {problem}")
+        return self.ok("Memory layout consistent with target HDF")
+
+
+def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
+    header = artifact.header
+    target = spec.field_text(header.target)
+    if target != hdf.id:
+        yield f"header names {target}, the stored HDF is {hdf.id}"
+    buffers = [
+        memplan.Buffer(p.kind, Buffer(p.kind).name, p.size, p.first_op, p.last_op, p.offset)
+        for p in artifact.plans
+    ]
+    try:
+        memplan.verify(buffers)
+    except ValueError as error:
+        yield str(error)
+    naive = memplan.arena_size(memplan.naive(buffers))
+    if header.ram_arena > sizes.pad(naive, sizes.PAGE):
+        yield f"arena of {header.ram_arena} bytes, {naive} without sharing"
+    budget = hdf.budget_bytes()
+    if header.ram_budget != budget:
+        yield f"budget of {header.ram_budget} bytes in the header, {budget} by the HDF"
+    if budget and header.ram_total > budget:
+        yield f"needs {header.ram_total} bytes, the target grants {budget}"
+    features = sizes.features_of(artifact.conf, artifact.segments)
+    if header.required_features != features:
+        yield f"features {header.required_features:#x}, the records need {features:#x}"
+
+
+class Quantisation(Rule):
+    """Scales, zero points, codes and padding of every tensor."""
+
+    id = "quantization"
+    hint = "compile again; the bytes did not come from gemmake"
+
+    def check(self, subject: Subject) -> Finding:
+        """The first tensors that break a bound."""
+        name = _width(subject.artifact)
+        found = list(weights.problems(subject.artifact))
+        if found:
+            first = f"{found[0].tensor} {found[0].text}"
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            return self.fail(f"Quantization parameters out of {name} bounds: {first}{more}")
+        if name == "float":
+            return self.ok("Quantization parameters: none (float weights, all finite)")
+        return self.ok(f"Quantization parameters within {name} bounds")
+
+
+def _width(artifact: Artifact) -> str:
+    """What the bodies of the layers are stored as."""
+    formats = {s.format for s in artifact.segments}
+    if formats & {Format.Q4H, Format.Q4RAW_F16, Format.Q4RAW_BF16}:
+        return "int4"
+    return "int8" if formats & {Format.Q8, Format.Q8_ROWS} else "float"
+
+
+class Mask(Rule):
+    """Coverage of the sparse KV mask; no artifact of this version has one."""
+
+    id = "mask"
+
+    def check(self, subject: Subject) -> Finding:
+        """Names the cache that is used instead."""
+        dense = {
+            KvType.F32: "dense float32 KV cache",
+            KvType.F16: "dense float16 KV cache",
+            KvType.INT8: "int8 KV cache over all positions",
+        }
+        kind = dense[KvType(subject.artifact.conf.kv_type)]
+        return self.ok(f"Dynamic sparse mask: not used ({kind})")
+
+
+class Temperature(Rule):
+    """The throttle threshold against what the board allows for continuous load."""
+
+    id = "temperature"
+    hint = "lower the threshold, or throttle ahead of it"
+
+    def check(self, subject: Subject) -> Finding:
+        """A threshold above the continuous limit is a warning."""
+        thermal = subject.artifact.thermal
+        threshold, limit = thermal.threshold_c, thermal.device_max_c
+        if threshold == 0:
+            return self.ok("Temperature threshold not set (the kernel's trips apply)")
+        text = f"Temperature threshold {threshold:g}\u00b0C"
+        if limit == 0:
+            return self.ok(f"{text} (the target states no limit for continuous load)")
+        if threshold <= limit:
+            return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")
+        return self.warn(
+            f"{text} exceeds device spec for continuous load (max {limit:g}\u00b0C) "
+            "\u2014 recommend --throttle-mode aggressive"
+        )
+
+
+class Tables(Rule):
+    """RoPE tables: finite, and cosines and sines."""
+
+    id = "rope"
+    hint = "compile again"
+
+    def check(self, subject: Subject) -> Finding:
+        """Looks at every value."""
+        artifact = subject.artifact
+        data = np.frombuffer(artifact.section("ROPE"), np.uint8)
+        for index, rope in enumerate(artifact.ropes):
+            end = rope.offset + 8 * rope.pairs * rope.positions
+            values = data[rope.offset : end].view("<f4")
+            if not (np.abs(values) <= 1).all():  # false for NaN too
+                return self.fail(f"RoPE table {index} has a value outside -1..1")
+        return self.ok(f"RoPE tables: {len(artifact.ropes)}, all values within -1..1")
+
+
+class StopIds(Rule):
+    """The ids that end an answer."""
+
+    id = "stop-ids"
+    hint = "name the end-of-turn token in generation_config.json and compile again"
+
+    def check(self, subject: Subject) -> Finding:
+        """Lists them, since a missing one shows only as endless answers."""
+        tokenizer = subject.artifact.tokenizer
+        if not tokenizer.stop_ids:
+            return self.warn("Stop ids: none, answers end only at their length limit")
+        names = [
+            f"{i} {tokenizer.piece(i).decode('utf-8', 'backslashreplace')!r}"
+            for i in tokenizer.stop_ids
+        ]
+        return self.ok(f"Stop ids: {', '.join(names)}")
+
+
+class Chat(Rule):
+    """The chat template."""
+
+    id = "chat"
+    hint = "compile a checkpoint that has a chat template, if conversations are wanted"
+
+    def check(self, subject: Subject) -> Finding:
+        """Base models have none; that is no fault."""
+        template = subject.artifact.template
+        if template is None:
+            return self.warn("Chat template: none, plain prompts only")
+        return self.ok(f"Chat template: {template.header.n_item} items")
+
+
+class Vectors(Rule):
+    """The stored test vectors are there and were filled in."""
+
+    id = "test-vectors"
+    hint = "compile again to the end"
+
+    def check(self, subject: Subject) -> Finding:
+        """Replays them where that was asked for."""
+        tests = subject.artifact.tests
+        blank = sum(1 for t in tests if t.digest == BLANK_DIGEST)
+        if blank:
+            return self.fail(f"Test vectors: {blank} of {len(tests)} were never filled in")
+        if subject.run is None:
+            tokens = sum(t.prompt_count + t.step_count for t in tests)
+            return self.ok(f"Test vectors: {len(tests)} stored, {tokens} tokens (--run replays)")
+        problem = subject.run(subject.path)
+        if problem:
+            return self.fail(f"Test vectors: {problem}")
+        return self.ok(f"Test vectors: {len(tests)} of {len(tests)} replayed, same answer")
+
+
+RULES: tuple[Rule, ...] = (
+    SignatureRule(),
+    Integrity(),
+    Layout(),
+    Quantisation(),
+    Mask(),
+    Temperature(),
+    Tables(),
+    StopIds(),
+    Chat(),
+    Vectors(),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about one file."""
+
+    path: str
+    findings: tuple[Finding, ...]
+    exit_code: int  # 0, also with warnings; 1 a rule failed; 6 the file was refused
+    root_sha256: str = ""
+    size: int = 0  # bytes
+    code: int = 0  # of the refusal, see csrc/gemrun.h
+
+
+def check_file(
+    path: str | os.PathLike[str],
+    run: Callable[[str], str] | None = None,
+    rules: Sequence[Rule] = RULES,
+) -> Report:
+    """Hold a file against the rules. Never raises for what is wrong with the file."""
+    name = os.fspath(path)
+    try:
+        artifact = read_artifact(name)
+    except FormatError as error:
+        return _refused(name, error)
+    with artifact:
+        try:
+            hdf = Hdf.model_validate_json(bytes(artifact.section("HDFJ")))
+        except (TargetError, ValueError) as error:
+            what = f"section HDFJ: {str(error).splitlines()[0]}"
+            return _refused(name, FormatError(Code.MANIFEST, what, "compile the artifact again"))
+        subject = Subject(artifact, hdf, name, run)
+        found = tuple(f for f in (rule.check(subject) for rule in rules) if f is not None)
+        failed = any(f.severity is Severity.ERROR for f in found)
+        header = artifact.header
+        return Report(name, found, int(failed), header.root_sha256.hex(), header.file_size)
+
+
+READ_RULES = {
+    Code.OPEN: "open",
+    Code.SECTION_CRC: "crc",
+    Code.WEIGHTS_CRC: "crc",
+    Code.HEADER_CRC: "crc",
+    Code.TABLE_CRC: "crc",
+    Code.SHA256: "sha256",
+    Code.ROOT: "root",
+    Code.MANIFEST: "manifest",
+}
+
+
+def _refused(path: str, error: FormatError) -> Report:
+    what, _, remedy = str(error).partition("; ")
+    finding = Finding(READ_RULES.get(error.code, "structure"), Severity.ERROR, what, remedy)
+    return Report(path, (finding,), FATAL, code=int(error.code))
+
+
+def replay(path: str) -> str:
+    """Replay the stored test vectors in the engine; an error sentence, or "" when all passed."""
+    from gemrun import GemRunContext  # the engine is wanted only here
+
+    with GemRunContext(path, ignore_memory=True) as engine:
+        try:
+            engine.run_tests()
+        except Exception as error:  # whatever the engine refuses is the finding
+            return str(error)
+    return ""
