@@ -215,7 +215,9 @@ static uint32_t find_hold(const job *r)
     uint32_t at = r->held > MAX_STOP ? r->held - MAX_STOP : 0;
     for (; at < r->held; at++) {
         for (uint32_t i = 0; i < r->q->stop_string_count; i++) {
-            if (strncmp(r->q->stop_strings[i], r->text + at, r->held - at) == 0) {
+            size_t n = strlen(r->q->stop_strings[i]);
+            uint32_t rest = r->held - at;
+            if (rest < n && memcmp(r->q->stop_strings[i], r->text + at, rest) == 0) {
                 return at;
             }
         }
@@ -368,11 +370,12 @@ static int64_t encoded(gr_engine *e, int64_t made, uint64_t tokens, uint64_t siz
     }
 }
 
-/* How many ids a text makes that found no room: they go behind the scratch, where there is space. */
+/* How many ids a text makes that found no room: they go behind the scratch. */
 static uint64_t count_text(gr_engine *e, const char *text, size_t size, bool control, size_t room)
 {
     uint8_t *scratch = e->buf[GB_BUF_TOK];
-    uint64_t have = gr_buffer_size(&e->v, GB_BUF_TOK), used = gr_align(gr_tok_scratch_size(size), 8);
+    uint64_t have = gr_buffer_size(&e->v, GB_BUF_TOK);
+    uint64_t used = gr_align(gr_tok_scratch_size(size), 8);
     int64_t made = GR_TOK_E_CAP;
     if (used < have) {
         made = gr_tok_encode(&e->v.tok, (const uint8_t *)text, size, control,

@@ -180,7 +180,10 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
 {
     writer w = {out, 0, capacity};
     size_t i = index_of(e->code);
-    const char *text = sentences[i].text, *remedy = strchr(text, ';');
+    const char *text = sentences[i].text, *remedy = text;
+    while (*remedy != ';' && *remedy != 0) {
+        remedy++;
+    }
     out[0] = 0;
     put_text(&w, object);
     put_text(&w, ": ");

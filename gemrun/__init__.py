@@ -1,1 +1,28 @@
-"""The device side: the engine's Python class and the artifact format."""
+"""The device side: the engine's Python class and the artifact format.
+
+    from gemrun import GemRunContext
+    with GemRunContext("model.gembin") as ctx:
+        print(ctx.infer("Hello", max_tokens=32).text)
+
+The names below are loaded when they are first used, so that gemrun.format needs no engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemrun.context import GemRunContext, Info, Region, Stats, Stream, Tokens
+    from gemrun.errors import GemRunError
+
+__version__ = "0.1.0"
+__all__ = ["GemRunContext", "GemRunError", "Info", "Region", "Stats", "Stream", "Tokens"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'gemrun' has no attribute {name!r}")
+    return getattr(
+        import_module("gemrun.errors" if name.endswith("Error") else "gemrun.context"), name
+    )

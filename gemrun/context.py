@@ -1,0 +1,646 @@
+"""The engine for Python: a context runs one artifact.
+
+A context may be used from any thread: calls wait for each other. `cancel()` and `close()` may come
+at any time. A running call gives up Python's lock, so that other threads go on. Nothing here needs
+more than cffi; logits come as `array('f')`, which numpy reads without a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
+
+from gemrun._engine import ffi, lib
+from gemrun.errors import BusyError, CallError, ClosedError, error_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+LogitsCallback = Callable[[int, "memoryview[float]"], object]
+
+_Items: TypeAlias = "queue.SimpleQueue[str | Tokens | BaseException]"
+
+FINISH_REASONS = (
+    *("none", "stop_id", "stop_string", "max_tokens", "context_full"),
+    *("cancelled", "deadline", "callback", "error"),
+)
+ROLES = {"system": lib.GEMRUN_SYSTEM, "user": lib.GEMRUN_USER, "assistant": lib.GEMRUN_ASSISTANT}
+
+
+class Config(TypedDict, total=False):
+    """How to open; what is left out takes the engine's default (gemrun.h)."""
+
+    kv_cache_size: int  # tokens, at most the compiled context
+    prefill_batch_size: int  # tokens per prefill step
+    threads: int
+    thread_affinity: int  # bit i: core i may be used, one thread pinned per set bit
+    weights_check: bool  # compare the weights' checksum too
+    allow_foreign_board: bool
+    ignore_memory: bool
+    lock_memory: bool
+    kernel: str
+
+
+class Settings(TypedDict, total=False):
+    """How to sample and when to stop; what is left out is the artifact's default."""
+
+    temperature: float  # 0: greedy
+    top_k: int  # 0: off
+    top_p: float
+    min_p: float
+    repetition_penalty: float  # 1: off
+    seed: int
+    stop: Sequence[str]  # up to 8 texts of 1..128 bytes
+    banned: Sequence[int]  # token ids
+    bias: Mapping[int, float]  # token id -> what is added to its logit
+    ignore_stop_ids: bool
+    deadline_ms: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of the last run and of the memory (gemrun_stats). Times in ms, sizes in bytes."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    kv_used: int
+    kv_size: int
+    finish: str
+    ttft_ms: float
+    prefill_tps: float
+    decode_tps: float
+    decode_max_ms: float
+    nonfinite_errors: int
+    ram_weights: int
+    ram_tables: int
+    ram_arena: int
+    ram_kv: int
+    ram_engine: int
+    ram_stacks: int
+    ram_total: int
+    declared_total: int
+    locked_bytes: int
+    threads: int
+    pinned: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """Facts of an artifact (gemrun_info)."""
+
+    name: str
+    family: str
+    target: str
+    kernel: str
+    vocab_rows: int
+    context: int
+    chunk: int
+    layers: int
+    hidden: int
+    threads_planned: int
+    has_chat: bool
+    stop_ids: tuple[int, ...]
+    bos_id: int | None
+    kv_type: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """A mapping of the engine."""
+
+    name: str
+    address: int
+    size: int
+
+
+class Tokens(Sequence[int]):
+    """What a run made: a sequence of token ids with its text, reason of ending and figures."""
+
+    def __init__(self, ids: Iterable[int], text: str, stats: Stats) -> None:
+        self._ids = tuple(ids)
+        self.text = text
+        self.stats = stats
+
+    @property
+    def finish_reason(self) -> str:
+        """One of FINISH_REASONS."""
+        return self.stats.finish
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return self._ids[index]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._ids == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._ids)
+
+    def __repr__(self) -> str:
+        return f"Tokens({list(self._ids)}, text={self.text!r}, finish={self.finish_reason!r})"
+
+
+@dataclass
+class _Handle:
+    """The engine's pointer and who may use it. `pointer` is None after close."""
+
+    pointer: Any
+    pid: int = field(default_factory=os.getpid)
+    calls: threading.Lock = field(default_factory=threading.Lock)  # held during a call
+    state: threading.Lock = field(default_factory=threading.Lock)  # held to look at `pointer`
+    closing: bool = False
+    owner: int = 0  # thread that holds `calls`
+    running: object = None  # the _Run in the engine now
+
+    def cancel(self) -> None:
+        with self.state:
+            if self.pointer is not None:
+                lib.gemrun_cancel(self.pointer)
+
+    def close(self) -> None:
+        """Free the engine; a running call ends at its next token first. Repeats do nothing."""
+        if self.pid != os.getpid():
+            return  # the threads stayed in the other process: nothing here can be freed
+        if self.owner == threading.get_ident():
+            raise BusyError(
+                lib.GEMRUN_E_BUSY, "context: closed from its own callback; return first"
+            )
+        self.closing = True
+        while self.pointer is not None and not self.calls.acquire(timeout=0.05):
+            self.cancel()  # again: a call may just have begun
+        with self.state:
+            pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            lib.gemrun_destroy(pointer)
+            self.calls.release()
+
+
+@dataclass
+class _Run:
+    """One generation: what the engine's callbacks need."""
+
+    handle: _Handle
+    on_piece: Callable[[str], object] | None = None
+    pieces: list[str] = field(default_factory=list)
+    failure: BaseException | None = None
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """End this run, begun or not, and no other."""
+        self.stopped = True
+        if self.handle.running is self:
+            self.handle.cancel()
+
+
+@ffi.def_extern(error=1)  # type: ignore[untyped-decorator]
+def gemrun_py_text(user: Any, token: int, text: Any, size: int) -> int:
+    """Take a piece of text; non-zero ends the run."""
+    run: _Run = ffi.from_handle(user)
+    try:
+        piece = ffi.buffer(text, size)[:].decode()
+        run.pieces.append(piece)
+        if run.on_piece is not None:
+            run.on_piece(piece)
+        return int(run.stopped or run.handle.closing)
+    except BaseException as error:
+        run.failure = error
+        return 1
+
+
+@dataclass
+class _Eval:
+    callback: LogitsCallback
+    failure: BaseException | None = None
+
+
+@ffi.def_extern(error=1)  # type: ignore[untyped-decorator]
+def gemrun_py_logits(user: Any, position: int, logits: Any, count: int) -> int:
+    """Show one position's logits; a true result ends the evaluation."""
+    run: _Eval = ffi.from_handle(user)
+    try:
+        view = memoryview(ffi.buffer(logits, 4 * count)).cast("B").cast("f").toreadonly()
+        return int(bool(run.callback(position, view)))
+    except BaseException as error:
+        run.failure = error
+        return 1
+
+
+class GemRunContext:
+    """An open artifact.
+
+    `path` is the .gembin; the keywords are those of Config. Raises ArtifactError for a damaged or
+    foreign file, NotEnoughMemoryError where memory is short, CallError for a wrong setting.
+    Use it in a `with` block, or call close().
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
+        settings = ffi.new("gemrun_config *", lib.gemrun_config_default())
+        kernel = config.pop("kernel", None)
+        name = ffi.NULL if kernel is None else ffi.new("char[]", kernel.encode())
+        settings.kernel = name
+        for key, value in config.items():
+            if key not in Config.__annotations__:
+                raise TypeError(
+                    f"GemRunContext: unknown setting {key!r}; see gemrun.context.Config"
+                )
+            setattr(settings, key, int(value))  # type: ignore[call-overload]
+        out = ffi.new("gemrun_context_t **")
+        _check(lib.gemrun_open(out, os.fsencode(path), settings))
+        self._handle = _Handle(out[0])
+        self._finalizer = weakref.finalize(self, self._handle.close)
+        self.info = _info(out[0])
+
+    # ---- life ----
+    def close(self) -> None:
+        """Free everything; a running call ends first. Further calls do nothing."""
+        self._handle.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> GemRunContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def cancel(self) -> None:
+        """End the running generation at its next token. From any thread."""
+        self._handle.cancel()
+
+    # ---- text in, text out ----
+    def infer(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Tokens:
+        """Continue a raw prompt, from an empty cache."""
+        return self._generate(prompt, None, max_tokens, settings)
+
+    def stream(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Stream:
+        """The same, piece by piece. Closing the stream ends the run."""
+        return Stream(self, prompt, None, max_tokens, settings)
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int = ...,
+        *,
+        stream: Literal[False] = ...,
+        **settings: Unpack[Settings],
+    ) -> Tokens: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int = ...,
+        *,
+        stream: Literal[True],
+        **settings: Unpack[Settings],
+    ) -> Stream: ...
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int = 256,
+        *,
+        stream: bool = False,
+        **settings: Unpack[Settings],
+    ) -> Tokens | Stream:
+        """Answer a conversation by the artifact's template. Control tokens in it are plain text."""
+        if stream:
+            return Stream(self, None, messages, max_tokens, settings)
+        return self._generate(None, messages, max_tokens, settings)
+
+    def _generate(
+        self,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        settings: Settings,
+        run: _Run | None = None,
+    ) -> Tokens:
+        run = run or _Run(self._handle)
+        handle = ffi.new_handle(run)
+        with _Call(self._handle) as pointer:
+            request = _Request(pointer, max_tokens, settings)
+            request.c.on_text = lib.gemrun_py_text
+            request.c.user = handle
+            ids = ffi.new("int32_t[]", min(request.c.max_tokens, self.info.context))
+            if run.stopped:
+                return Tokens((), "", _stats(pointer))
+            self._handle.running = run
+            if messages is None:
+                count = lib.gemrun_generate(pointer, _text(prompt or ""), request.c, ids)
+            else:
+                c_messages, keep = _messages(messages)
+                count = lib.gemrun_chat(pointer, c_messages, len(keep), request.c, ids)
+            self._handle.running = None
+            if run.failure is not None:
+                raise run.failure
+            _check(count)
+            return Tokens(ids[0:count], "".join(run.pieces), _stats(pointer))
+
+    # ---- tokens ----
+    def tokenize(self, text: str, *, bos: bool = False, control: bool = False) -> list[int]:
+        """Ids of a text. `bos`: begin as the model asks; `control`: written-out control tokens
+        become ids (never for text from outside)."""
+        data = text.encode("utf-8", "surrogatepass")
+        capacity = 3 * len(data) + 16
+        ids = ffi.new("int32_t[]", capacity)
+        with _Call(self._handle) as pointer:
+            flags = int(bos) | int(control) << 1
+            count = _check(lib.gemrun_tokenize(pointer, data, len(data), flags, ids, capacity))
+        return list(ids[0:count])
+
+    def detokenize(self, ids: Iterable[int], *, control: bool = False) -> str:
+        """Text of ids; broken characters become U+FFFD. `control`: show control tokens."""
+        return self._detokenize(ids, int(control) << 1).decode()
+
+    def detokenize_bytes(self, ids: Iterable[int], *, control: bool = False) -> bytes:
+        """The exact bytes of ids."""
+        return self._detokenize(ids, 1 | int(control) << 1)
+
+    def _detokenize(self, ids: Iterable[int], flags: int) -> bytes:
+        c_ids = ffi.new("int32_t[]", list(ids))
+        capacity = 768 * len(c_ids) + 8  # at most 255 bytes a token, threefold where broken
+        text = ffi.new("char[]", capacity)
+        with _Call(self._handle) as pointer:
+            size = _check(lib.gemrun_detokenize(pointer, c_ids, len(c_ids), flags, text, capacity))
+        return bytes(ffi.buffer(text, size))
+
+    def prefill(self, ids: Iterable[int]) -> int:
+        """Append ids to the cache. Returns the tokens now in it."""
+        c_ids = ffi.new("int32_t[]", list(ids))
+        with _Call(self._handle) as pointer:
+            return _check(lib.gemrun_prefill(pointer, c_ids, len(c_ids)))
+
+    def decode(self, token: int) -> int:
+        """Append one id to the cache. Returns the tokens now in it."""
+        return self.prefill((token,))
+
+    def sample(self, **settings: Unpack[Settings]) -> int:
+        """Pick the next id from the logits of the last prefill or decode."""
+        with _Call(self._handle) as pointer:
+            return _check(lib.gemrun_sample(pointer, _Request(pointer, 1, settings).c))
+
+    def eval(self, ids: Iterable[int], callback: LogitsCallback) -> int:
+        """Append ids; `callback(position, logits)` sees the logits after every one of them. The
+        view is valid during the call; a true result ends the evaluation. Returns the tokens in the
+        cache."""
+        run = _Eval(callback)
+        handle = ffi.new_handle(run)
+        c_ids = ffi.new("int32_t[]", list(ids))
+        with _Call(self._handle) as pointer:
+            count = lib.gemrun_eval(pointer, c_ids, len(c_ids), lib.gemrun_py_logits, handle)
+            if run.failure is not None:
+                raise run.failure
+            return _check(count)
+
+    def logits(self) -> array[float]:
+        """A copy of the logits after the last token: float32 [vocab rows]."""
+        return self._floats(lib.gemrun_logits, "logits")
+
+    def embedding(self) -> array[float]:
+        """A copy of the final norm's output for the last token: float32 [hidden]."""
+        return self._floats(lib.gemrun_embedding, "embedding")
+
+    def _floats(self, function: Any, what: str) -> array[float]:
+        count = ffi.new("uint32_t *")
+        with _Call(self._handle) as pointer:
+            values = function(pointer, count)
+            if values == ffi.NULL:
+                raise error_of(lib.GEMRUN_E_STATE, f"{what}: nothing computed; call prefill first")
+            return array("f", bytes(ffi.buffer(values, 4 * count[0])))
+
+    def reset_kv_cache(self) -> None:
+        """Forget all tokens."""
+        with _Call(self._handle) as pointer:
+            lib.gemrun_reset_kv_cache(pointer)
+
+    # ---- facts ----
+    def stats(self) -> Stats:
+        """Figures of the last run and of the memory."""
+        with _Call(self._handle) as pointer:
+            return _stats(pointer)
+
+    def regions(self) -> list[Region]:
+        """The engine's mappings, to compare with what the system counts."""
+        with _Call(self._handle) as pointer:
+            count = lib.gemrun_regions(pointer, ffi.NULL, 0)
+            c_regions = ffi.new("gemrun_region[]", count)
+            lib.gemrun_regions(pointer, c_regions, count)
+            return [
+                Region(ffi.string(r.name).decode(), int(ffi.cast("uintptr_t", r.address)), r.bytes)
+                for r in c_regions
+            ]
+
+    def run_tests(self) -> int:
+        """Replay the stored test vectors. Returns how many passed; TestVectorError if one fails."""
+        with _Call(self._handle) as pointer:
+            return _check(lib.gemrun_run_tests(pointer))
+
+    def test_vector(self, prompt: Sequence[int], steps: int) -> tuple[int, list[int]]:
+        """Make a test vector, for gemmake: the digest of the logits and the greedy ids."""
+        out, digest = ffi.new("uint32_t[]", steps), ffi.new("uint64_t *")
+        with _Call(self._handle) as pointer:
+            c_prompt = ffi.new("uint32_t[]", list(prompt))
+            _check(lib.gemrun_internal_digest(pointer, c_prompt, len(prompt), out, steps, digest))
+        return int(digest[0]), list(out)
+
+
+class Stream(Iterator[str]):
+    """Text of a running generation, piece by piece; pieces are whole characters.
+
+    A worker thread runs the engine; close(), leaving a `with` block or dropping the stream ends
+    the run. After the last piece `tokens` holds the result.
+    """
+
+    def __init__(
+        self,
+        context: GemRunContext,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        settings: Settings,
+    ) -> None:
+        self.tokens: Tokens | None = None
+        self._ended = False
+        self._items: _Items = queue.SimpleQueue()
+        self._run = _Run(context._handle, self._items.put)
+        # The worker knows the run, not the stream: dropping the stream must end it.
+        arguments = (context, prompt, messages, max_tokens, settings, self._run, self._items)
+        self._worker = threading.Thread(target=_work, args=arguments, daemon=True)
+        self._worker.start()
+        self._finalizer = weakref.finalize(self, self._run.stop)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._ended:
+            item = self._items.get()
+            if isinstance(item, str):
+                if item:
+                    return item
+                continue
+            self._ended = True
+            self._worker.join()
+            if isinstance(item, BaseException):
+                raise item
+            self.tokens = item
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the run and wait until the engine has stopped."""
+        self._run.stop()
+        self._worker.join()
+        self._ended = True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _work(
+    context: GemRunContext,
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    max_tokens: int,
+    settings: Settings,
+    run: _Run,
+    items: _Items,
+) -> None:
+    """Body of a stream's thread: pieces, then the result or what went wrong."""
+    try:
+        items.put(context._generate(prompt, messages, max_tokens, settings, run))
+    except BaseException as error:
+        items.put(error)
+
+
+class _Call:
+    """Holds the context for one call; gives the engine's pointer."""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> Any:
+        handle = self._handle
+        if handle.pid != os.getpid():
+            raise ClosedError(
+                lib.GEMRUN_E_STATE, "context: made before a fork; open one in this process"
+            )
+        if handle.owner == threading.get_ident():
+            raise BusyError(
+                lib.GEMRUN_E_BUSY, "context: called from its own callback; return first"
+            )
+        handle.calls.acquire()
+        if handle.closing:
+            handle.calls.release()
+            raise ClosedError(lib.GEMRUN_E_STATE, "context: closed; open a new one")
+        handle.owner = threading.get_ident()
+        return handle.pointer
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.owner = 0
+        self._handle.calls.release()
+
+
+class _Request:
+    """A gemrun_request and the memory that it points to, as long as this lives."""
+
+    def __init__(self, pointer: Any, max_tokens: int, settings: Settings) -> None:
+        unknown = sorted(settings.keys() - Settings.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"unknown setting {unknown[0]!r}; see gemrun.context.Settings")
+        self.c = ffi.new("gemrun_request *", lib.gemrun_request_default(pointer))
+        self._keep: list[Any] = []
+        try:
+            self._fill(max_tokens, settings)
+        except (OverflowError, TypeError) as error:
+            raise CallError(
+                lib.GEMRUN_E_ARGUMENT, f"request: {error}; see gemrun.context.Settings"
+            ) from error
+
+    def _fill(self, max_tokens: int, settings: Settings) -> None:
+        c = self.c
+        c.max_tokens = max_tokens
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            if name in settings:
+                setattr(c, name, settings[name])  # type: ignore[literal-required]
+        if "seed" in settings:
+            c.seed_set, c.seed = 1, settings["seed"]
+        c.ignore_stop_ids = int(settings.get("ignore_stop_ids", False))
+        c.deadline_ns = int(settings.get("deadline_ms", 0) * 1e6)
+        c.banned, c.banned_count = self._array("uint32_t[]", settings.get("banned", ()))
+        bias = settings.get("bias", {})
+        c.bias_ids, c.bias_count = self._array("uint32_t[]", bias.keys())
+        c.bias_values, _ = self._array("float[]", bias.values())
+        texts = [_text(text) for text in settings.get("stop", ())]
+        stops = [ffi.new("char[]", text) for text in texts]
+        self._keep += stops
+        c.stop_strings, c.stop_string_count = self._array("char *[]", stops)
+
+    def _array(self, kind: str, values: Iterable[Any]) -> tuple[Any, int]:
+        items = list(values)
+        memory = ffi.new(kind, items)
+        self._keep.append(memory)
+        return memory, len(items)
+
+
+def _check(status: int) -> int:
+    if status < 0:
+        raise error_of(status, ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace"))
+    return int(status)
+
+
+def _text(text: str) -> bytes:
+    if "\0" in text:
+        raise CallError(lib.GEMRUN_E_ARGUMENT, "text: holds a NUL character; remove it")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _messages(messages: Sequence[Message]) -> tuple[Any, list[Any]]:
+    """The engine's form of a conversation, and what keeps its texts alive."""
+    c_messages, keep = ffi.new("gemrun_message[]", len(messages)), []
+    for c_message, message in zip(c_messages, messages, strict=True):
+        role = message.get("role", "")
+        if role not in ROLES or not isinstance(message.get("content"), str):
+            raise CallError(
+                lib.GEMRUN_E_ARGUMENT,
+                f"messages: {dict(message)!r} is no message; give role and content",
+            )
+        keep.append(ffi.new("char[]", _text(message["content"])))
+        c_message.role, c_message.text = ROLES[role], keep[-1]
+    return c_messages, keep
+
+
+def _stats(pointer: Any) -> Stats:
+    c = ffi.new("gemrun_stats *")
+    c.size = ffi.sizeof("gemrun_stats")
+    _check(lib.gemrun_get_stats(pointer, c))
+    values = {name: getattr(c, name) for name in Stats.__annotations__}
+    values["finish"] = FINISH_REASONS[c.finish]
+    return Stats(**values)
+
+
+def _info(pointer: Any) -> Info:
+    c = ffi.new("gemrun_info *")
+    c.size = ffi.sizeof("gemrun_info")
+    _check(lib.gemrun_get_info(pointer, c))
+    values = {name: getattr(c, name) for name in Info.__annotations__ if name != "stop_ids"}
+    for name in ("name", "family", "target", "kernel"):
+        values[name] = ffi.string(values[name]).decode("utf-8", "replace")
+    values["has_chat"] = bool(c.has_chat)
+    values["bos_id"] = None if c.bos_id < 0 else c.bos_id
+    values["kv_type"] = ("f32", "f16", "int8")[c.kv_type]
+    return Info(stop_ids=tuple(c.stop_ids[i] for i in range(c.stop_id_count)), **values)
