@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gemmake.engine import Capture, Engine
 from gemmake.emit import Emission, Tally, emit_tensor
 from gemmake.errors import CheckpointError, UsageError
 from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Model, Role, TensorRef
@@ -27,7 +28,6 @@ from gemmake.passes.layout import StreamTensor
 from gemmake.passes.tokens import compile_tokenizer
 from gemmake.progress import Reporter
 from gemmake.state import State
-from gemrun import hooks
 from gemrun.format import assemble, spec, writer
 
 WINDOW = 512  # tokens of one forward
@@ -139,11 +139,11 @@ class Calibrator:
             result[spec.Op(step)] = quant.gptq_prepare(hessians.pop(step), threads=self._threads)
         return result
 
-    def _run(self, image: Path, capture: hooks.Capture | None) -> None:
+    def _run(self, image: Path, capture: Capture | None) -> None:
         """Run a one-layer image over all windows; the hidden states change in place."""
-        with hooks.HiddenRunner(image, threads=min(self._threads, spec.MAX_THREADS)) as runner:
+        with Engine(image, min(self._threads, spec.MAX_THREADS)) as engine:
             for first in range(0, len(self._hidden), self._window):
-                runner.run(self._hidden[first : first + self._window], CHUNK, capture)
+                engine.run_hidden(self._hidden[first : first + self._window], CHUNK, capture)
 
     def _image(self, layer: int, options: CompileOptions, weights: bytes | None) -> Path:
         state = _one_layer(self._state, layer, options)
@@ -156,7 +156,8 @@ class Calibrator:
         state = _tokenizer_only(self._state, len(text.encode()))
         path = Path(self._folder.name) / "tokenizer.gembin"
         _write_image(state, path, None, self._threads)
-        ids = hooks.encode(path, text)
+        with Engine(path, 1) as engine:
+            ids = engine.encode(text)
         generation = self._state.model.spec.generation
         bos = [generation.bos_id] if generation.add_bos and generation.bos_id is not None else []
         window = min(WINDOW, self._state.model.spec.trained_context) // 32 * 32

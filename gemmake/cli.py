@@ -181,3 +181,7 @@ def main(
     except KeyboardInterrupt:
         raise click.Abort() from None
     click.echo(render_result(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmake import __version__, calibration
+from gemmake.engine import Engine
 from gemmake.emit import Emission, Tally, emit_tensor
 from gemmake.errors import OutputError, UsageError
 from gemmake.hdf import load_hdf
@@ -28,7 +29,7 @@ from gemmake.passes.template import compile_template
 from gemmake.passes.tokens import compile_tokenizer
 from gemmake.progress import Reporter, Silent
 from gemmake.state import State
-from gemrun.format import assemble, manifest, memmap, sizes, spec, writer
+from gemrun.format import assemble, manifest, memmap, spec, writer
 
 Pass = Callable[[State], State]
 
@@ -102,7 +103,7 @@ def plan_memory(state: State) -> State:
 
 def budget(state: State) -> State:
     """Refuse what the target cannot hold."""
-    granted = state.hdf.ram_budget_bytes or 0
+    granted = state.hdf.budget_bytes() or 0
     check_budget(memory_of(state), granted, state.hdf.id, _remedies(state))
     return state
 
@@ -248,7 +249,7 @@ def records_of(state: State, manifest_size: int, tests: int) -> assemble.Records
         weights_size=state.stream.size,
         target=state.hdf.id,
         isa=int(ISA.get(state.hdf.target.arch, spec.Isa.ANY)),
-        ram_budget=state.hdf.ram_budget_bytes or 0,
+        ram_budget=state.hdf.budget_bytes() or 0,
     )
 
 
@@ -296,13 +297,26 @@ def _write(state: State, reporter: Reporter) -> tuple[writer.Written, dict[str, 
             out.fill("MANI", manifest_of(state, tallies, text_file))
             out.seal()
             reporter.start("making test vectors", vectors.COUNT)
-            out.fill("TEST", vectors.make(Path(out.partial), vectors.COUNT, reporter))
+            out.fill("TEST", _test_vectors(state, Path(out.partial), reporter))
             written = out.finish()
     except writer.WriteError as error:
         raise OutputError(str(error)) from error
     dump("test_vectors", state, tallies)
     memmap.write_memmap(state.options.output)
     return written, tallies
+
+
+def _test_vectors(state: State, image: Path, reporter: Reporter) -> bytes:
+    """TEST, made by the engine over the sealed image."""
+    info = state.model.spec
+    made = []
+    threads = min(state.options.workers or quant.cpu_threads(), spec.MAX_THREADS)
+    with Engine(image, threads) as engine:
+        for prompt in vectors.prompts(state.options.context, info.vocab_rows):
+            digest, ids = engine.test_vector(prompt, vectors.steps(state.options.context))
+            made.append((prompt, digest, ids))
+            reporter.advance()
+    return vectors.pack(made)
 
 
 def needs_feedback(state: State) -> bool:

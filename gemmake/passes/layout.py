@@ -138,8 +138,7 @@ def _layer_sources(model: Model, layer: int) -> Iterator[tuple[Role, tuple[Tenso
 
 
 def _segment(format_: spec.Format, cols: int) -> spec.Segment:
-    groups = 0 if format_ is spec.Format.VECTOR else sizes.groups_of(cols)
-    return spec.Segment(format=int(format_), first_group=0, group_count=groups)
+    return spec.Segment(format=int(format_), first_group=0, group_count=sizes.groups_of(cols))
 
 
 def _record(

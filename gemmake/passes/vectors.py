@@ -7,9 +7,8 @@ touch many rows: one short, one longer than a prefill chunk, one as long as fits
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from gemmake.progress import Reporter
 from gemrun.format import spec
 
 COUNT = 3
@@ -17,45 +16,37 @@ STEPS = 16
 LENGTHS = (7, 150, spec.TEST_PROMPT)
 
 
-def prompts(context: int, rows: int, unusable: frozenset[int]) -> list[list[int]]:
-    """Prompt ids of each vector: a full-period walk over the rows, unusable ids left out."""
-    room = max(1, context - STEPS)
-    return [
-        _walk(min(length, room), rows, unusable, start)
-        for start, length in enumerate(LENGTHS[:COUNT])
-    ]
+def steps(context: int) -> int:
+    """Greedy steps of a vector: as many as a context of this size leaves room for."""
+    return min(STEPS, max(1, context - 1))
 
 
-def _walk(length: int, rows: int, unusable: frozenset[int], start: int) -> list[int]:
-    ids: list[int] = []
-    value = start
-    while len(ids) < length:
+def prompts(context: int, rows: int) -> list[list[int]]:
+    """Prompt ids of each vector: a pseudo-random walk over the vocabulary rows."""
+    room = max(1, context - steps(context))
+    return [_walk(min(length, room), rows, start) for start, length in enumerate(LENGTHS)]
+
+
+def _walk(length: int, rows: int, start: int) -> list[int]:
+    ids, value = [], start
+    for _ in range(length):
         value = (value * 1103515245 + 12345) % (1 << 31)
-        candidate = (value >> 8) % rows
-        if candidate not in unusable:
-            ids.append(candidate)
+        ids.append((value >> 8) % rows)
     return ids
 
 
-def make(image: Path, count: int, reporter: Reporter) -> bytes:
-    """TEST records for a sealed image, by running it."""
-    from gemrun import GemRunContext
-
-    out = b""
-    with GemRunContext(image, threads=1, ignore_memory=True) as engine:
-        info = engine.info
-        steps = max(1, min(STEPS, info.context - 1))
-        for prompt in prompts(info.context, info.vocab_rows, frozenset())[:count]:
-            digest, ids = engine.test_vector(prompt, steps)
-            out += spec.TestVector(
-                prompt_count=len(prompt),
-                step_count=len(ids),
-                digest=digest,
-                prompt=_padded(prompt, spec.TEST_PROMPT),
-                steps=_padded(ids, spec.TEST_STEPS),
-            ).pack()
-            reporter.advance()
-    return out
+def pack(vectors: Sequence[tuple[list[int], int, list[int]]]) -> bytes:
+    """TEST records from (prompt, digest, greedy ids)."""
+    return b"".join(
+        spec.TestVector(
+            prompt_count=len(prompt),
+            step_count=len(ids),
+            digest=digest,
+            prompt=_padded(prompt, spec.TEST_PROMPT),
+            steps=_padded(ids, spec.TEST_STEPS),
+        ).pack()
+        for prompt, digest, ids in vectors
+    )
 
 
 def _padded(ids: list[int], size: int) -> tuple[int, ...]:

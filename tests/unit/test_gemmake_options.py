@@ -1,0 +1,72 @@
+"""Options: what is refused by name, and ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gemmake.cli import main
+from gemmake.errors import UsageError
+from gemmake.options import REFUSED, CompileOptions
+
+BASE = ["--model", "m", "--target", "generic-x86-64", "--output", "o.gembin"]
+
+#: May only shrink: an option leaves this list when it works.
+STILL_REFUSED = {
+    ("--throttle-mode", "aggressive"),
+    ("--profile", "lite"),
+    ("--prefill-sample-ratio", "0.3"),
+    ("--kv-cache-type", "dynamic-sparse"),
+}
+
+
+def test_the_refused_list_is_complete_and_does_not_grow() -> None:
+    listed = {" ".join(pair) if pair[0] == "--kv-cache-type" else pair[0] for pair in STILL_REFUSED}
+    assert listed == set(REFUSED)
+
+
+@pytest.mark.parametrize("pair", sorted(STILL_REFUSED))
+def test_unsupported_options_are_refused_by_name_in_one_sentence(pair: tuple[str, str]) -> None:
+    result = CliRunner().invoke(main, [*BASE, *pair])
+    assert result.exit_code == 2
+    error = result.stderr.strip().splitlines()[-1]
+    assert pair[0] in error
+    assert "not supported" in error
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "option"),
+    [
+        ("context", 0, "--kv-cache-size"),
+        ("context", (1 << 20) + 1, "--kv-cache-size"),
+        ("chunk", 0, "--prefill-chunk"),
+        ("chunk", 4097, "--prefill-chunk"),
+        ("run_threads", 0, "--run-threads"),
+        ("run_threads", 9, "--run-threads"),
+        ("temperature_threshold", 29.0, "--temperature-threshold"),
+        ("temperature_threshold", float("nan"), "--temperature-threshold"),
+        ("temperature_threshold", 126.0, "--temperature-threshold"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_the_range(
+    field: str, value: float, option: str
+) -> None:
+    with pytest.raises(UsageError, match=option):
+        CompileOptions(Path("m"), "generic-x86-64", Path("o"), **{field: value})  # type: ignore[arg-type]
+
+
+def test_recorded_options_hold_no_path_and_no_worker_count() -> None:
+    options = CompileOptions(Path("/secret/m"), "t", Path("/secret/o"), workers=7)
+    text = repr(options.recorded())
+    assert "secret" not in text
+    assert "workers" not in text
+
+
+def test_a_missing_model_is_one_line_with_exit_code_3() -> None:
+    result = CliRunner().invoke(main, ["--model", "no-such", *BASE[2:]])
+    assert result.exit_code == 3
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("gemmake: ")
