@@ -96,6 +96,14 @@ static inline float gr_float(uint32_t u)
     return x;
 }
 
+/* first ? a : b, by a mask: float arithmetic that only one side needs would become a branch, which
+ * no compiler vectorises. */
+static inline uint32_t gr_pick(bool first, uint32_t a, uint32_t b)
+{
+    uint32_t mask = 0u - (uint32_t)first;
+    return (a & mask) | (b & ~mask);
+}
+
 static inline float gr_bf16(uint16_t h)
 {
     return gr_float((uint32_t)h << 16);
@@ -108,8 +116,7 @@ static inline float gr_half(uint16_t h) /* exact */
     u += 112u << 23; /* exponent bias 15 -> 127 */
     uint32_t small = gr_bits(gr_float(u + (1u << 23)) - gr_float(113u << 23));
     u += exponent == 0x0F800000u ? 112u << 23 : 0;
-    u = exponent == 0 ? small : u;
-    return gr_float(u | (uint32_t)(h & 0x8000u) << 16);
+    return gr_float(gr_pick(exponent == 0, small, u) | (uint32_t)(h & 0x8000u) << 16);
 }
 
 static inline uint16_t gr_to_half(float x) /* to nearest even; NaN stays one */
@@ -150,7 +157,7 @@ static inline float gr_fmaf_exact(float x, float y, float z)
 /* ---- functions, NUMERICS.md section 2 ---- */
 static inline float gr_exp(float x)
 {
-    float c = x > 88.0f ? 88.0f : x;
+    float c = gr_float(gr_pick(x > 88.0f, 0x42B00000u, gr_bits(x))); /* 88 */
     float t = c * 0x1.715476p+0f + GR_ROUND;
     float n = t - GR_ROUND;
     float r = gr_fmaf(n, -0x1.62e400p-1f, c);
@@ -162,8 +169,8 @@ static inline float gr_exp(float x)
     p = gr_fmaf(p, r, 0x1.fffffcp-2f);
     p = gr_fmaf(p, r, 1.0f);
     p = gr_fmaf(p, r, 1.0f);
-    float y = gr_float(gr_bits(p) + ((gr_bits(t) - GR_ROUND_BITS) << 23));
-    return x < -87.0f ? 0.0f : y;
+    uint32_t y = gr_bits(p) + ((gr_bits(t) - GR_ROUND_BITS) << 23);
+    return gr_float(gr_pick(x < -87.0f, 0, y));
 }
 
 static inline float gr_tanh(float x)
@@ -177,14 +184,15 @@ static inline float gr_tanh(float x)
     float small = gr_fmaf(x * z, p, x);
     float t = gr_exp(-2.0f * a);
     float large = (1.0f - t) / (1.0f + t); /* never negative */
-    large = gr_float(gr_bits(large) | (gr_bits(x) & 0x80000000u));
-    return a < 0.625f ? small : large;
+    uint32_t sign = gr_bits(x) & 0x80000000u;
+    return gr_float(gr_pick(a < 0.625f, gr_bits(small), gr_bits(large) | sign));
 }
 
 static inline float gr_silu(float x)
 {
     float e = gr_exp(gr_float(gr_bits(x) | 0x80000000u));
-    return x * ((x >= 0.0f ? 1.0f : e) / (1.0f + e));
+    float top = gr_float(gr_pick(x >= 0.0f, 0x3F800000u, gr_bits(e))); /* 1 or e */
+    return x * (top / (1.0f + e));
 }
 
 static inline float gr_gelu(float x)

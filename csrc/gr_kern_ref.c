@@ -21,25 +21,23 @@ enum { PANEL = GB_PANEL, GROUP = GB_GROUP, TILE = 4, LANES = 16, STRIP = VB / 2 
 typedef float vf __attribute__((vector_size(VB)));
 typedef int32_t vi __attribute__((vector_size(VB)));
 typedef uint16_t vh __attribute__((vector_size(VB)));
+typedef int16_t vs __attribute__((vector_size(VB)));
 
 #define LOAD(type, p) __extension__({ type v_; memcpy(&v_, (p), sizeof v_); v_; })
 
 /* ---- integer dots of a group: 256 bytes of codes with 16 rows ---- */
 
-/* Inputs 0, 2 and 1, 3 of every quad as pairs of 16-bit numbers, ready to be broadcast. */
+/* Inputs 0, 2 and 1, 3 of every quad as two 16-bit numbers in one, ready to be broadcast. */
 typedef struct gr_pairs {
-    int32_t even[8], odd[8];
+    int32_t even[GROUP / 4], odd[GROUP / 4];
 } gr_pairs;
 
 GR_INLINE void pairs_of(const int8_t *codes, gr_pairs *out)
 {
     for (uint32_t i = 0; i < GROUP; i += VB) {
-        vh x = LOAD(vh, codes + i);
-        vi even = (vi)(x << 8), odd = (vi)x;
-        typedef int16_t vs __attribute__((vector_size(VB)));
-        vs e = (vs)even >> 8, o = (vs)odd >> 8;
-        memcpy((uint8_t *)out->even + i, &e, VB);
-        memcpy((uint8_t *)out->odd + i, &o, VB);
+        vs x = LOAD(vs, codes + i), even = (vs)((vh)x << 8) >> 8, odd = x >> 8;
+        memcpy((uint8_t *)out->even + i, &even, VB);
+        memcpy((uint8_t *)out->odd + i, &odd, VB);
     }
 }
 
@@ -55,27 +53,28 @@ GR_INLINE void put_rows(vh sum, int32_t *d) /* two 16-bit partial sums a row -> 
 }
 
 /* A line holds 16 rows x 4 inputs: seen as 16-bit lanes, every nibble of a lane is one input, two
- * lanes a row. A lane sums 16 products of at most 15 * 127: 30480, so 16 bits are enough. */
+ * lanes a row. A lane sums 16 products of at most 15 * 127: 30480, so 16 bits are enough.
+ * The loop stays rolled: all four lines at once need more registers than there are. */
 #define NIBBLES(STEP)                                                   \
-    for (uint32_t i = 0; i < 4; i++) {                                  \
+    _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i++) {          \
         vh w = LOAD(vh, c + 64 * i), z = LOAD(vh, c + 64 * i + VB);     \
         STEP(w & 15, z & 15, even[i])                                   \
-        STEP(w >> 8 & 15, z >> 8 & 15, odd[i])                          \
         STEP(w >> 4 & 15, z >> 4 & 15, even[i + 4])                     \
-        STEP(w >> 12, z >> 12, odd[i + 4])                              \
+        STEP(w >> 8 & 15, z >> 8 & 15, odd[i])                          \
+        STEP(w >> 12, z >> 12, odd[i + 4])                            \
     }
-#define STEP1(W, Z, PAIR)                    \
-    {                                        \
-        vh n = (W), m = (Z), b;              \
-        b = splat(x[0].PAIR), a0 += n * b, b0 += m * b; \
+#define STEP1(W, Z, J)                                      \
+    {                                                       \
+        vh n = (W), m = (Z), b = splat(x[0].J);      \
+        a0 += n * b, b0 += m * b;                           \
     }
-#define STEP4(W, Z, PAIR)                    \
-    {                                        \
-        vh n = (W), m = (Z), b;              \
-        b = splat(x[0].PAIR), a0 += n * b, b0 += m * b; \
-        b = splat(x[1].PAIR), a1 += n * b, b1 += m * b; \
-        b = splat(x[2].PAIR), a2 += n * b, b2 += m * b; \
-        b = splat(x[3].PAIR), a3 += n * b, b3 += m * b; \
+#define STEP4(W, Z, J)                                      \
+    {                                                       \
+        vh n = (W), m = (Z), b = splat(x[0].J);      \
+        a0 += n * b, b0 += m * b, b = splat(x[1].J); \
+        a1 += n * b, b1 += m * b, b = splat(x[2].J); \
+        a2 += n * b, b2 += m * b, b = splat(x[3].J); \
+        a3 += n * b, b3 += m * b;                           \
     }
 
 static void dots1(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
@@ -90,57 +89,68 @@ static void dots1(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
 static void dots4(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
 {
     for (uint32_t row = 0; row < PANEL; row += STRIP, c += 2 * VB) {
+        uint32_t next = row + STRIP / 2;
         vh a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0};
         NIBBLES(STEP4)
-        put_rows(a0, d[0] + row), put_rows(b0, d[0] + row + STRIP / 2);
-        put_rows(a1, d[1] + row), put_rows(b1, d[1] + row + STRIP / 2);
-        put_rows(a2, d[2] + row), put_rows(b2, d[2] + row + STRIP / 2);
-        put_rows(a3, d[3] + row), put_rows(b3, d[3] + row + STRIP / 2);
+        put_rows(a0, d[0] + row), put_rows(b0, d[0] + next);
+        put_rows(a1, d[1] + row), put_rows(b1, d[1] + next);
+        put_rows(a2, d[2] + row), put_rows(b2, d[2] + next);
+        put_rows(a3, d[3] + row), put_rows(b3, d[3] + next);
     }
 }
 
 /* ---- products with quantised weights ---- */
 
-typedef struct gr_scales { /* of a group, by row */
-    int32_t zero[PANEL];   /* in sixteenths */
-    float scale[PANEL];
+enum { SUPER = PANEL * GB_SUPERBLOCK };
+
+typedef struct gr_scales { /* of a superblock, [group][row] */
+    int32_t zero[SUPER];   /* in sixteenths */
+    float scale[SUPER];
 } gr_scales;
 
-/* meta: what follows the codes of a superblock of n groups; g: the group in it. */
-GR_INLINE void scales_of(uint32_t format, const uint8_t *meta, uint32_t n, uint32_t g,
-                         gr_scales *out)
+/* meta: what follows the codes of a superblock of n groups. */
+static void scales_of(uint32_t format, const uint8_t *meta, uint32_t n, gr_scales *out)
 {
-    for (uint32_t r = 0; r < PANEL; r++) {
-        out->zero[r] = 128;
-        out->scale[r] = 1.0f; /* GB_FMT_Q8_ROWS: none */
-    }
+    n *= PANEL;
+    for (uint32_t i = 0; i < n; i++)
+        out->zero[i] = format == GB_FMT_Q4H ? meta[n + i] : 128;
     if (format == GB_FMT_Q4H || format == GB_FMT_Q8)
-        for (uint32_t r = 0; r < PANEL; r++)
-            out->scale[r] = (float)(int32_t)meta[PANEL * g + r];
-    if (format == GB_FMT_Q4H) {
-        for (uint32_t r = 0; r < PANEL; r++)
-            out->zero[r] = meta[PANEL * (n + g) + r];
-    } else if (format == GB_FMT_Q4RAW_F16 || format == GB_FMT_Q4RAW_BF16) {
-        for (uint32_t r = 0; r < PANEL; r++) {
+        for (uint32_t i = 0; i < n; i++)
+            out->scale[i] = (float)(int32_t)meta[i];
+    else if (format == GB_FMT_Q8_ROWS)
+        for (uint32_t i = 0; i < n; i++)
+            out->scale[i] = 1.0f; /* it has none */
+    else
+        for (uint32_t i = 0; i < n; i++) {
             uint16_t h;
-            memcpy(&h, meta + 2 * (PANEL * g + r), sizeof h);
-            out->scale[r] = format == GB_FMT_Q4RAW_F16 ? gr_half(h) : gr_bf16(h);
+            memcpy(&h, meta + 2 * (size_t)i, sizeof h);
+            out->scale[i] = format == GB_FMT_Q4RAW_F16 ? gr_half(h) : gr_bf16(h);
         }
-    }
+}
+
+GR_INLINE vf fma_lanes(vf x, float y, vf z)
+{
+    for (uint32_t i = 0; i < VB / 4; i++)
+        z[i] = gr_fmaf(x[i], y, z[i]);
+    return z;
 }
 
 /* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc). */
-GR_INLINE void accumulate(const gr_scales *s, int32_t high[][PANEL], int32_t low[][PANEL],
-                          const gr_act *a, uint32_t token, uint32_t g, uint32_t tokens,
-                          float acc[][PANEL])
+GR_INLINE void accumulate(const int32_t *zeros, const float *scales, int32_t high[][PANEL],
+                          int32_t low[][PANEL], const gr_act *a, uint32_t token, uint32_t g,
+                          uint32_t tokens, float acc[][PANEL])
 {
-    for (uint32_t t = 0; t < tokens; t++) {
-        size_t at = (size_t)(token + t) * a->groups + g;
-        float sa = a->sa[at];
-        int32_t asum = a->asum[at];
-        for (uint32_t r = 0; r < PANEL; r++) {
-            int32_t d = 16 * high[t][r] + low[t][r] - s->zero[r] * asum;
-            acc[t][r] = gr_fmaf((float)d * s->scale[r], sa, acc[t][r]);
+    for (uint32_t r = 0; r < PANEL; r += VB / 4) {
+        vi zero = LOAD(vi, zeros + r);
+        vf scale = LOAD(vf, scales + r);
+        for (uint32_t t = 0; t < tokens; t++) {
+            size_t at = (size_t)(token + t) * a->groups + g;
+            vi d = LOAD(vi, high[t] + r) * 16 - zero * a->asum[at];
+            if (low)
+                d += LOAD(vi, low[t] + r);
+            vf p = __builtin_convertvector(d, vf) * scale;
+            p = fma_lanes(p, a->sa[at], LOAD(vf, acc[t] + r));
+            memcpy(acc[t] + r, &p, VB);
         }
     }
 }
@@ -152,28 +162,28 @@ GR_INLINE void prefetch(const uint8_t *p)
         __builtin_prefetch(p + i, 0, 1);
 }
 
-/* One superblock of n groups, the first being group g0, for `tokens` (1 or TILE) tokens. */
-GR_INLINE void superblock(uint32_t format, const uint8_t *codes, const uint8_t *low_plane,
-                          uint32_t n, uint32_t g0, const gr_act *a, uint32_t token,
+/* One superblock of n groups, the first being group g0, for `tokens` (1 or TILE) tokens. Where two
+ * planes make a code, `low` is the second one of the group g0, `step` bytes a group like the first. */
+GR_INLINE void superblock(const gr_scales *s, const uint8_t *high, const uint8_t *low,
+                          uint32_t step, uint32_t n, uint32_t g0, const gr_act *a, uint32_t token,
                           uint32_t tokens, float acc[][PANEL])
 {
-    bool two = format == GB_FMT_Q8;
-    const uint8_t *meta = codes + (two ? 512u : 256u) * n;
-    for (uint32_t g = 0; g < n; g++) {
+    for (uint32_t g = 0; g < n; g++, high += step) {
         gr_pairs x[TILE];
-        gr_scales s;
-        int32_t high[TILE][PANEL], low[TILE][PANEL] = {{0}};
-        const uint8_t *c = codes + (two ? 512u : 256u) * g;
-        const uint8_t *l = two ? c + 256 : low_plane ? low_plane + 256 * g : NULL;
-        if (tokens == 1)
-            prefetch(c + 4608);
+        int32_t d[TILE][PANEL], dl[TILE][PANEL];
         for (uint32_t t = 0; t < tokens; t++)
             pairs_of(a->codes + ((size_t)(token + t) * a->groups + g0 + g) * GROUP, &x[t]);
-        scales_of(format, meta, n, g, &s);
-        (tokens == 1 ? dots1 : dots4)(c, x, high);
-        if (l)
-            (tokens == 1 ? dots1 : dots4)(l, x, low);
-        accumulate(&s, high, low, a, token, g0 + g, tokens, acc);
+        if (tokens == 1)
+            prefetch(high + 4608);
+        (tokens == 1 ? dots1 : dots4)(high, x, d);
+        if (low) {
+            const uint8_t *l = low + step * g;
+            if (tokens == 1)
+                prefetch(l + 4608);
+            (tokens == 1 ? dots1 : dots4)(l, x, dl);
+        }
+        accumulate(s->zero + PANEL * g, s->scale + PANEL * g, d, low ? dl : NULL, a, token,
+                   g0 + g, tokens, acc);
     }
 }
 
@@ -188,12 +198,19 @@ GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, 
 {
     const uint8_t *start = m->data + m->panel * panel, *p = start + GB_LINE;
     const uint8_t *low = m->low ? m->low + (size_t)256 * m->groups * panel : NULL;
+    gr_scales s;
     for (uint32_t i = 0; i < m->seg_count; i++) {
         uint32_t format = m->seg[i].format, g = m->seg[i].first_group;
         uint32_t end = g + m->seg[i].group_count, n;
         for (; g < end; g += n) {
             n = end - g < GB_SUPERBLOCK ? end - g : GB_SUPERBLOCK;
-            superblock(format, p, low ? low + 256 * g : NULL, n, g, a, token, tokens, acc);
+            uint32_t step = format == GB_FMT_Q8 ? 512 : 256;
+            scales_of(format, p + step * n, n, &s);
+            if (format == GB_FMT_Q8 || format == GB_FMT_Q8_ROWS)
+                superblock(&s, p, format == GB_FMT_Q8 ? p + 256 : low + 256 * g, step, n, g, a,
+                           token, tokens, acc);
+            else
+                superblock(&s, p, NULL, step, n, g, a, token, tokens, acc);
             p += superblock_size(format, n);
         }
     }
@@ -205,13 +222,6 @@ GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, 
 }
 
 /* ---- products with float weights: w[inputs][16], x: n inputs of a token ---- */
-
-GR_INLINE vf fma_lanes(vf x, float y, vf z)
-{
-    for (uint32_t i = 0; i < VB / 4; i++)
-        z[i] = gr_fmaf(x[i], y, z[i]);
-    return z;
-}
 
 static void float1(const float *w, const float *x, uint32_t n, float acc[][PANEL])
 {
