@@ -9,17 +9,21 @@ large vocabulary costs no memory. Only the reference imports torch and transform
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmake.errors import CheckpointError, UsageError
 from gemmake.progress import Reporter, Silent
+
+if TYPE_CHECKING:
+    from gemrun.context import GemRunContext
 
 Row = npt.NDArray[np.float32]
 OnRow = Callable[[int, Row], None]  # position in the window, logits after it
@@ -106,6 +110,105 @@ def divergence(reference: Row, other: Row) -> float:
     log_p = reference.astype(np.float64) - (top_r + sum_r)
     gap = log_p - (other.astype(np.float64) - (top_o + sum_o))
     return max(0.0, float(np.exp(log_p) @ gap))
+
+
+class EngineSource:
+    """An open artifact as a LogitSource."""
+
+    def __init__(self, context: GemRunContext) -> None:
+        self._context = context
+
+    def evaluate(self, ids: Sequence[int], on_row: OnRow) -> None:
+        """The engine's logits; NonFiniteError and the like come from gemrun."""
+
+        def take(position: int, logits: memoryview[float]) -> None:
+            on_row(position, np.asarray(logits))  # no copy
+
+        self._context.reset_kv_cache()
+        self._context.eval(ids, take)
+
+    def text_bytes(self, ids: Sequence[int]) -> int:
+        """UTF-8 bytes that the tokens stand for."""
+        return len(self._context.detokenize_bytes(ids))
+
+    def bos(self) -> int | None:
+        """The token that every window starts with, where the model wants one."""
+        first = self._context.tokenize("a", bos=True)[:1]
+        return first[0] if first == [self._context.info.bos_id] else None
+
+    def tokens(self, text: str, wanted: int) -> list[int]:
+        """At least `wanted` ids from the start of `text`, or all there are, without bos."""
+        ids: list[int] = []
+        for part in pieces(text, 16 * self._context.info.context):
+            if len(ids) >= wanted:
+                break
+            ids += self._context.tokenize(part)
+        return ids
+
+
+def pieces(text: str, limit: int) -> Iterator[str]:
+    """Parts of at most `limit` bytes, for the engine's planned text size.
+
+    Cut after a line feed that a letter or digit follows, which no tokenizer merges across; else in
+    front of a single space.
+    """
+    data = text.encode("utf-8")
+    at = 0
+    while at < len(data):
+        end = len(data)
+        if end - at > limit:
+            part = data[at : at + limit]
+            cuts = [m.end() for m in re.finditer(rb"\n(?=[A-Za-z0-9])", part)]
+            cuts = cuts or [m.start() + 1 for m in re.finditer(rb"[^\s] (?=[^\s])", part)]
+            if not cuts:
+                raise UsageError(f"text: {limit} bytes without a space or line; use prose")
+            end = at + cuts[-1]
+        yield data[at:end].decode("utf-8")
+        at = end
+
+
+def run(
+    artifact: Path,
+    text: str,
+    count: int = 8,
+    length: int = 1024,
+    checkpoint: Path | None = None,
+    threads: int | None = None,
+    reporter: Reporter | None = None,
+) -> Result:
+    """Measure an artifact on the first `count` windows of `text`, and `checkpoint` beside it."""
+    from gemrun.context import Config, GemRunContext
+
+    reporter = reporter or Silent()
+    config: Config = {"kv_cache_size": length}
+    if threads is not None:
+        config["threads"] = threads
+    with GemRunContext(artifact, **config) as context:
+        source = EngineSource(context)
+        bos = source.bos()
+        cut = windows(source.tokens(text, count * length), count, length, bos)
+        reference = Reference(checkpoint, threads or 1) if checkpoint else None
+        return measure(source, cut, bos, source.text_bytes, reference, reporter)
+
+
+def render(result: Result) -> list[str]:
+    """Lines for people."""
+    bos = "without bos" if result.bos is None else f"bos {result.bos} first"
+    score = result.score
+    lines = [
+        f"{result.windows} windows of {result.length} tokens, {bos}: {score.tokens} tokens scored, "
+        f"{score.text_bytes} bytes",
+        f"artifact:  perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte",
+    ]
+    if result.reference is not None and result.comparison is not None:
+        base, both = result.reference, result.comparison
+        change = 100 * (score.perplexity / base.perplexity - 1)
+        lines += [
+            f"reference: perplexity {base.perplexity:.4f}, {base.bits_per_byte:.4f} bits per byte",
+            f"change {change:+.3f} %, mean KL {both.kl:.5f} nats (99th percentile "
+            f"{both.kl_p99:.4f}), same most likely token {100 * both.top1:.2f} %",
+        ]
+    return lines
 
 
 class _Tally:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemrun.errors import GemRunError
 from reference import engine, interp
 from reference import formats as fmt
 from reference import records as rec
@@ -154,7 +155,7 @@ def test_stored_vectors_made_by_the_interpreter_pass(tmp_path: Path) -> None:
     path = tmp_path / "vectors.gembin"
     path.write_bytes(make(SHAPES["q4h"], 5, fill))
     with engine.opened(path, threads=2) as e:
-        assert e.run_tests() == 1
+        assert e.context.run_tests() == 1
         want = rec.Image.load(path).tests[0]
         assert e.greedy(prompt, steps) == want["steps"][:steps].tolist()
 
@@ -165,5 +166,5 @@ def test_shorter_context_gives_the_same_logits(
     path, want = made("softcaps", "kv-int8")
     with engine.opened(path, kv_cache_size=40) as e:
         assert_same(e.evaluate(ids_of("softcaps")[:40]), want[:40])
-        with pytest.raises(engine.EngineError):
+        with pytest.raises(GemRunError):
             e.decode(1)
