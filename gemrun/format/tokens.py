@@ -295,7 +295,7 @@ def _check_merges(
             last = -1
         if right >= vocab or made >= vocab or not used[right] or not plain[made]:
             raise t.fail(f"merge {index} names {right} and {made}, which do not fit")
-        if right <= last:
+        if right <= last or entry & 0xFFFFFF >= h.n_merge:
             raise t.fail(f"merge {index} is out of order")
         last = right
 
@@ -396,8 +396,10 @@ def _check_nfc(
             raise t.fail("normal form tables without their flag")
         return
     _check_ranges(t, ccc, 256, "combining classes")
-    firsts = [*(entry & LOW for entry in decomp), h.n_decomp_cp]
-    if not _ascending(firsts, equal=True) or not _ascending(e >> KEY for e in decomp):
+    firsts = [0, *(entry & LOW for entry in decomp[1:]), h.n_decomp_cp]
+    if h.n_decomp and (decomp[0] & LOW or not _ascending(firsts)):
+        raise t.fail("a decomposition is empty or out of place")
+    if not _ascending(entry >> KEY for entry in decomp):
         raise t.fail("decompositions do not ascend")
     if any(point > MAX_CODE_POINT for point in points):
         raise t.fail("a decomposition beyond the last code point")
