@@ -16,7 +16,7 @@ enum {
 #define FNV_START 14695981039346656037u
 #define FNV_PRIME 1099511628211u
 
-typedef struct job { /* one generation, on the caller's stack */
+typedef struct generation { /* one generation, on the caller's stack */
     gemrun_context_t *ctx;
     const gemrun_request *q;
     int32_t *tokens; /* may be NULL */
@@ -28,7 +28,7 @@ typedef struct job { /* one generation, on the caller's stack */
     gr_utf8_stream utf8;
     uint32_t held; /* bytes of text that could begin a stop string */
     char text[TEXT];
-} job;
+} generation;
 
 static float *logits_of(const gr_engine *e)
 {
@@ -125,7 +125,7 @@ static gemrun_status check_request(gr_engine *e, const gemrun_request *q)
 /* ---- forward steps ---- */
 
 /* Why a run must end before its next step. */
-static uint32_t interrupted(const job *r)
+static uint32_t interrupted(const generation *r)
 {
     if (r->finish != GEMRUN_FINISH_NONE) {
         return r->finish;
@@ -140,7 +140,7 @@ static uint32_t interrupted(const job *r)
 /* Append ids by chunks. `r` (NULL: nothing interrupts) learns why it stopped early. The caller
  * resets the cache after a failure behind the first chunk: what it overwrote is gone. */
 static gemrun_status append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t count,
-                            uint32_t want, gemrun_logits_fn fn, void *user, job *r)
+                            uint32_t want, gemrun_logits_fn fn, void *user, generation *r)
 {
     gr_engine *e = &ctx->e;
     for (uint32_t done = 0, n; done < count; done += n) {
@@ -161,7 +161,7 @@ static gemrun_status append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t
     return GEMRUN_OK;
 }
 
-static gemrun_status check_ids(gr_engine *e, const int32_t *ids, size_t count)
+static gemrun_status ids_fit(gr_engine *e, const int32_t *ids, size_t count)
 {
     if (count > 0 && !ids) {
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, 1, 0);
@@ -196,7 +196,7 @@ static gemrun_status sample(gemrun_context_t *ctx, const gemrun_request *q, uint
 /* ---- text of a run ---- */
 
 /* Where the earliest stop string begins, or the end of the held text. */
-static uint32_t find_stop(const job *r)
+static uint32_t find_stop(const generation *r)
 {
     for (uint32_t at = 0; at < r->held; at++) {
         for (uint32_t i = 0; i < r->q->stop_string_count; i++) {
@@ -210,7 +210,7 @@ static uint32_t find_stop(const job *r)
 }
 
 /* Where the longest end begins that a stop string could go on from. */
-static uint32_t find_hold(const job *r)
+static uint32_t find_hold(const generation *r)
 {
     uint32_t at = r->held > MAX_STOP ? r->held - MAX_STOP : 0;
     for (; at < r->held; at++) {
@@ -226,7 +226,7 @@ static uint32_t find_hold(const job *r)
 }
 
 /* Hand out the first `size` bytes of the held text. */
-static void hand_out(job *r, int32_t token, uint32_t size)
+static void hand_out(generation *r, int32_t token, uint32_t size)
 {
     char next = r->text[size];
     r->text[size] = 0;
@@ -239,7 +239,7 @@ static void hand_out(job *r, int32_t token, uint32_t size)
     memmove(r->text, r->text + size, r->held);
 }
 
-static void take_token(job *r, uint32_t id)
+static void take_token(generation *r, uint32_t id)
 {
     uint8_t piece[PIECE];
     size_t n = gr_tok_piece(&r->ctx->e.v.tok, id, piece);
@@ -254,7 +254,7 @@ static void take_token(job *r, uint32_t id)
 }
 
 /* What was held back was no stop string. */
-static void end_text(job *r)
+static void end_text(generation *r)
 {
     if (r->finish == GEMRUN_FINISH_STOP_STRING) {
         return;
@@ -268,7 +268,7 @@ static void end_text(job *r)
 /* ---- generation ---- */
 
 /* Why a run ends behind the token that it just made. */
-static uint32_t ended(const job *r)
+static uint32_t ended(const generation *r)
 {
     const gr_engine *e = &r->ctx->e;
     if (r->count == r->q->max_tokens) {
@@ -277,7 +277,7 @@ static uint32_t ended(const job *r)
     return e->pos == e->context ? GEMRUN_FINISH_CONTEXT_FULL : interrupted(r);
 }
 
-static gemrun_status decode_loop(job *r)
+static gemrun_status decode_loop(generation *r)
 {
     gemrun_context_t *ctx = r->ctx;
     gemrun_stats *s = &ctx->last;
@@ -327,7 +327,7 @@ static double per_second(uint32_t tokens, uint64_t ns)
 static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
                         int32_t *tokens, uint64_t start)
 {
-    job r = {.ctx = ctx, .q = q, .tokens = tokens, .start = start};
+    generation r = {.ctx = ctx, .q = q, .tokens = tokens, .start = start};
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
     reset(ctx);
@@ -611,7 +611,7 @@ int32_t gemrun_prefill(gemrun_context_t *ctx, const int32_t *ids, size_t count)
     if (st != GEMRUN_OK) {
         return st;
     }
-    st = check_ids(&ctx->e, ids, count);
+    st = ids_fit(&ctx->e, ids, count);
     if (st == GEMRUN_OK) {
         st = append(ctx, (const uint32_t *)(const void *)ids, (uint32_t)count, 1, NULL, NULL, NULL);
     }
@@ -641,7 +641,7 @@ int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request)
 
 static int take_logits(void *user, uint32_t position, const float *logits, uint32_t count)
 {
-    job *r = user;
+    generation *r = user;
     if (r->on_logits(r->user, position, logits, count) != 0) {
         r->finish = GEMRUN_FINISH_CALLBACK;
     }
@@ -656,9 +656,9 @@ int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count, gem
     if (st != GEMRUN_OK) {
         return st;
     }
-    job r = {.ctx = ctx, .on_logits = fn, .user = user};
+    generation r = {.ctx = ctx, .on_logits = fn, .user = user};
     atomic_store(&ctx->cancel, 0);
-    st = fn ? check_ids(&ctx->e, ids, count) : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 1, 0);
+    st = fn ? ids_fit(&ctx->e, ids, count) : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 1, 0);
     if (st == GEMRUN_OK) {
         st = append(ctx, (const uint32_t *)(const void *)ids, (uint32_t)count, 2, take_logits,
                     &r, &r);

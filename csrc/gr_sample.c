@@ -93,7 +93,7 @@ static gemrun_status adjust(gr_engine *e, const gemrun_request *q, float *logits
                                          : penalise(e, logits, rows, q->repetition_penalty);
 }
 
-static bool before(const float *logits, uint32_t a, uint32_t b)
+static bool ranks_before(const float *logits, uint32_t a, uint32_t b)
 {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
@@ -103,10 +103,10 @@ static void sift(const float *logits, uint32_t *ids, uint32_t count, uint32_t at
 {
     uint32_t moved = ids[at];
     for (uint32_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && before(logits, ids[child + 1], ids[child]) != worst) {
+        if (child + 1 < count && ranks_before(logits, ids[child + 1], ids[child]) != worst) {
             child++;
         }
-        if (before(logits, ids[child], moved) == worst) {
+        if (ranks_before(logits, ids[child], moved) == worst) {
             break;
         }
         ids[at] = ids[child];
@@ -153,7 +153,7 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
             if (count == most && most < rows) {
                 make_heap(logits, ids, count, true);
             }
-        } else if (before(logits, id, ids[0])) {
+        } else if (ranks_before(logits, id, ids[0])) {
             ids[0] = id;
             sift(logits, ids, count, 0, true);
         }
@@ -163,7 +163,7 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
     }
     uint32_t worst = ids[0], kept = 0;
     for (uint32_t id = 0; id < rows; id++) {
-        if (may_be_sampled(e, logits, id) && !before(logits, worst, id)) {
+        if (may_be_sampled(e, logits, id) && !ranks_before(logits, worst, id)) {
             ids[kept++] = id;
         }
     }

@@ -8,7 +8,7 @@
 #include "gr_text.h"
 
 typedef enum detail { /* which figures of the error say something */
-    NONE, BYTES, TOKENS, NUMBERS, HEX, FOUND, SECTION, SECTION_HEX, RECORD, REASON, LAST
+    PLAIN, BYTES, TOKENS, NUMBERS, HEX, FOUND, SECTION, SECTION_HEX, RECORD, REASON, LAST
 } detail;
 
 static const struct {
@@ -16,16 +16,16 @@ static const struct {
     uint8_t figures;
     const char *text;
 } sentences[] = {
-    {GEMRUN_OK, NONE, "no error; go on"},
+    {GEMRUN_OK, PLAIN, "no error; go on"},
     {GEMRUN_E_ARGUMENT, NUMBERS, "an argument is null or out of range; see gemrun.h"},
-    {GEMRUN_E_BUSY, NONE,
+    {GEMRUN_E_BUSY, PLAIN,
      "another thread is inside this context; wait for it, or open a second context"},
     {GEMRUN_E_PROMPT, TOKENS,
      "the prompt is empty or longer than the context; shorten it, or compile with a larger "
      "--kv-cache-size"},
     {GEMRUN_E_TEXT, BYTES, "the text is longer than the planned scratch; shorten it"},
-    {GEMRUN_E_NO_CHAT, NUMBERS,
-     "no chat template fits these messages; use a raw prompt, or compile with a template"},
+    {GEMRUN_E_NO_CHAT, PLAIN,
+     "no chat template, or messages that do not fit it; use a raw prompt, or compile with one"},
     {GEMRUN_E_TOKEN, NUMBERS, "a token id is outside the vocabulary; check the ids"},
     {GEMRUN_E_CONTEXT, TOKENS,
      "the wanted context is above the compiled one; ask for less, or compile with a larger "
@@ -34,12 +34,12 @@ static const struct {
      "the thread count or affinity mask cannot be used; allow more cores or ask for fewer threads"},
     {GEMRUN_E_SAMPLING, FOUND,
      "a sampling setting is out of range, or bans leave no token; see gemrun_request"},
-    {GEMRUN_E_KERNEL, NONE, "this processor cannot run the wanted kernel; leave the choice open"},
+    {GEMRUN_E_KERNEL, PLAIN, "this processor cannot run the wanted kernel; leave the choice open"},
     {GEMRUN_E_FULL, TOKENS,
      "the context has no room left; reset it, or compile with a larger --kv-cache-size"},
-    {GEMRUN_E_STATE, NONE, "the call needs a prefill before it; call gemrun_prefill"},
+    {GEMRUN_E_STATE, PLAIN, "the call needs a prefill before it; call gemrun_prefill"},
     {GEMRUN_E_OPEN, REASON, "cannot be opened; check the path and its permissions"},
-    {GEMRUN_E_MAGIC, NONE, "not a .gembin file; compile the model with gemmake"},
+    {GEMRUN_E_MAGIC, PLAIN, "not a .gembin file; compile the model with gemmake"},
     {GEMRUN_E_BYTE_ORDER, HEX,
      "the byte order is not this machine's; run it on a little-endian machine"},
     {GEMRUN_E_VERSION, NUMBERS, "another major format version; rebuild with a matching gemmake"},
@@ -67,14 +67,14 @@ static const struct {
     {GEMRUN_E_TEST, RECORD, "TEST, the test vectors, breaks a rule; rebuild the file"},
     {GEMRUN_E_RAM, BYTES, "the memory figures disagree with the records; rebuild the file"},
     {GEMRUN_E_WEIGHTS_CRC, HEX, "the weights' checksum disagrees; copy the file again"},
-    {GEMRUN_E_ROOT, NONE, "the root digest disagrees; copy the file again"},
+    {GEMRUN_E_ROOT, PLAIN, "the root digest disagrees; copy the file again"},
     {GEMRUN_E_SHA256, SECTION, "a section's SHA-256 disagrees; copy the file again"},
-    {GEMRUN_E_MANIFEST, NONE, "the manifest disagrees with the records; rebuild the file"},
+    {GEMRUN_E_MANIFEST, PLAIN, "the manifest disagrees with the records; rebuild the file"},
     {GEMRUN_E_MEMORY, BYTES,
      "less memory is available than the model takes; free some, compile with a smaller "
      "--kv-cache-size, or set ignore_memory"},
     {GEMRUN_E_MAP, REASON, "the system refused memory or a thread; free memory, raise its limits"},
-    {GEMRUN_E_BOARD, NONE, "built for another board; rebuild with the right --target"},
+    {GEMRUN_E_BOARD, PLAIN, "built for another board; rebuild with the right --target"},
     {GEMRUN_E_TEST_FAILED, NUMBERS,
      "a stored test vector gave another answer; do not use this machine or build, and report it"},
     {GEMRUN_E_NONFINITE, FOUND,
@@ -136,7 +136,11 @@ static void put_figures(writer *w, detail figures, const gr_error *e)
     put_text(w, " (");
     switch (figures) {
     case BYTES:   put_pair(w, e, 10, " bytes"); break;
-    case TOKENS:  put_pair(w, e, 10, " tokens"); break;
+    case TOKENS:
+        put_number(w, e->wanted, 10);
+        put_text(w, " tokens, room for ");
+        put_number(w, e->found, 10);
+        break;
     case HEX:     put_pair(w, e, 16, ""); break;
     case SECTION: put_section(w, e->what); break;
     case REASON:  put_text(w, gr_port_reason(e->found)); break;
@@ -188,7 +192,7 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
     put_text(&w, object);
     put_text(&w, ": ");
     put(&w, text, (size_t)(remedy - text));
-    if (sentences[i].figures != NONE) {
+    if (sentences[i].figures != PLAIN) {
         put_figures(&w, (detail)sentences[i].figures, e);
     }
     put_text(&w, remedy);

@@ -576,7 +576,7 @@ class _Request:
         c.max_tokens = max_tokens
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
             if name in settings:
-                setattr(c, name, settings[name])  # type: ignore[literal-required]
+                setattr(c, name, settings[name])
         if "seed" in settings:
             c.seed_set, c.seed = 1, settings["seed"]
         c.ignore_stop_ids = int(settings.get("ignore_stop_ids", False))
