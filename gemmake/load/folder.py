@@ -81,13 +81,8 @@ def _template(folder: Path, config: Mapping[str, Any], used: list[Path]) -> str 
             raise CheckpointError(f"{path.name}: is not valid UTF-8 ({error.reason})") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = [e.get("template") for e in template if isinstance(e, dict)]
-        default = (
-            [e.get("template") for e in template if e.get("name") == "default"]
-            if len(named) == len(template)
-            else []
-        )
-        template = (default or named or [None])[0]
+        named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
+        template = named.get("default", next(iter(named.values()), None))
     return template if isinstance(template, str) and template else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,45 @@ def test_names_without_prefix_load(tiny_checkpoint: Callable[..., Path], tmp_pat
     model = load_checkpoint(folder)
     assert len(model.tensors) == 38
     assert any("inv_freq" in note for note in model.notes)
+
+
+def test_layers_of_different_shapes(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Hidden 48, 4 heads, layers alternate 2/1 kv heads of 16/32: sizes come per layer and are
+    held against the tensors (O13). Without the per-layer fields the shapes do not fit."""
+    from safetensors.numpy import save_file
+
+    from gemmake.errors import CheckpointError
+    from gemmake.load.config import parse_config
+    from gemmake.load.families import expected_tensors
+
+    folder = load_files.copy(tiny_checkpoint("llama3"), tmp_path / "m")
+    odd = {"num_key_value_heads": 1, "head_dim": 32}
+    config = load_files.edit_json(
+        folder / "config.json",
+        hidden_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        per_layer_config={"1": odd, "3": odd},
+    )
+    rng = np.random.default_rng(2)
+    wanted = {
+        "model." + w.name: rng.normal(size=[n or 512 for n in w.shape]).astype(np.float32)
+        for w in expected_tensors(parse_config(json.loads(config.read_text())))
+    }
+    save_file(wanted, folder / "model.safetensors")
+    model = load_checkpoint(folder)
+    assert [(x.heads, x.kv_heads, x.head_dim) for x in model.spec.layers] == [
+        (4, 2, 16),
+        (4, 1, 32),
+    ] * 2
+    assert [model.spec.ropes[x.rope].dims for x in model.spec.layers] == [16, 32] * 2
+    for ref in model.tensors.values():
+        assert np.array_equal(
+            ref.read(0, ref.rows).reshape(wanted[ref.name].shape), wanted[ref.name]
+        )
+    load_files.edit_json(config, per_layer_config=None)
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.self_attn\.q_proj\.weight is \[128, 48\]"
+    ):
+        load_checkpoint(folder)
