@@ -33,10 +33,13 @@ class Demo:
 DEMOS = {
     "smollm2-135m": Demo(
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        ("--chat", "--prompt", "What is the capital of France?"),
+        ("--chat", "--prompt", "What is the capital of France?", "--temperature", "0"),
     ),
     # A pretrained model without a chat template: it continues a text.
-    "gemma3-270m": Demo("gemma-3-270m-q4_k_m.gguf", ("--prompt", "Photosynthesis is")),
+    "gemma3-270m": Demo(
+        "gemma-3-270m-q4_k_m.gguf",
+        ("--prompt", "Photosynthesis is", "--temperature", "0", "--max-tokens", "40"),
+    ),
 }
 TARGETS = {"x86_64": "generic-x86-64", "aarch64": "generic-aarch64"}
 
