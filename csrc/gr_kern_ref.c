@@ -500,73 +500,80 @@ static void score_i8(const int8_t *q, const uint16_t *qs, const gr_span *s, uint
     }
 }
 
-static void widen(uint32_t kv_type, const void *from, size_t first, uint32_t n, float *to)
-{
-    if (kv_type == GB_KV_F16)
-        for (uint32_t i = 0; i < n; i++)
-            to[i] = gr_half(((const uint16_t *)from)[first + i]);
-    else
-        memcpy(to, (const float *)from + first, n * sizeof *to);
-}
-
 static void k_score(uint32_t kv_type, const void *q, const uint16_t *qs, const gr_span *s,
-                  uint32_t dim, uint32_t group, float *out)
+                    uint32_t dim, uint32_t group, float *out)
 {
     if (kv_type == GB_KV_INT8) {
         score_i8(q, qs, s, dim, group, out);
         return;
     }
     for (uint32_t p = 0; p < s->count; p++) {
-        float k[GB_MAX_HEAD_DIM];
-        widen(kv_type, s->k, p * s->stride, dim, k);
+        float wide[GB_MAX_HEAD_DIM];
+        const float *k = wide;
+        if (kv_type == GB_KV_F32)
+            k = (const float *)s->k + p * s->stride;
+        else
+            for (uint32_t i = 0; i < dim; i++)
+                wide[i] = gr_half(((const uint16_t *)s->k + p * s->stride)[i]);
         out[p] = dot_f32(q, k, dim);
     }
 }
 
-/* n outputs of one scale group; n is a constant after inlining, so the sums stay in registers. */
-GR_INLINE void value_fixed(const float *e, const int8_t *v, const uint16_t *vs, const gr_span *s,
-                           uint32_t n, float *out)
+/* Outputs first..first + n, inside one scale group. The type and n are constants after inlining,
+ * so the sums stay in registers. */
+GR_INLINE void value_block(uint32_t kv_type, const float *e, const gr_span *s, uint32_t first,
+                           uint32_t group, uint32_t n, float *out)
 {
     float acc[64];
-    memcpy(acc, out, n * sizeof *acc);
+    memcpy(acc, out + first, n * sizeof *acc);
     for (uint32_t p = 0; p < s->count; p++) {
-        float w = e[p] * gr_bf16(vs[p * s->scale_stride]);
-        const int8_t *code = v + p * s->stride;
+        size_t at = p * s->stride + first;
+        const int8_t *code = (const int8_t *)s->v + at;
+        const uint16_t *half = (const uint16_t *)s->v + at;
+        const float *full = (const float *)s->v + at;
+        float w = e[p];
+        if (kv_type == GB_KV_INT8)
+            w *= gr_bf16(s->vs[p * s->scale_stride + first / group]);
         for (uint32_t i = 0; i < n; i++)
-            acc[i] = gr_fmaf(w, (float)code[i], acc[i]);
+            acc[i] = gr_fmaf(w, kv_type == GB_KV_INT8  ? (float)code[i]
+                                : kv_type == GB_KV_F16 ? gr_half(half[i])
+                                                       : full[i], acc[i]);
     }
-    memcpy(out, acc, n * sizeof *acc);
+    memcpy(out + first, acc, n * sizeof *acc);
 }
 
 static void value_i8(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
 {
     uint32_t n = group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
     for (uint32_t i = 0; i < dim; i += n) {
-        const int8_t *v = (const int8_t *)s->v + i;
-        const uint16_t *vs = s->vs + i / group;
         if (n == 64)
-            value_fixed(e, v, vs, s, 64, out + i);
+            value_block(GB_KV_INT8, e, s, i, group, 64, out);
         else if (n == 32)
-            value_fixed(e, v, vs, s, 32, out + i);
+            value_block(GB_KV_INT8, e, s, i, group, 32, out);
         else if (n == 8)
-            value_fixed(e, v, vs, s, 8, out + i);
+            value_block(GB_KV_INT8, e, s, i, group, 8, out);
         else
-            value_fixed(e, v, vs, s, 1, out + i);
+            value_block(GB_KV_INT8, e, s, i, group, 1, out);
     }
 }
 
 static void k_value(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
-                  uint32_t group, float *out)
+                    uint32_t group, float *out)
 {
     if (kv_type == GB_KV_INT8) {
         value_i8(e, s, dim, group, out);
         return;
     }
-    for (uint32_t p = 0; p < s->count; p++) {
-        float v[GB_MAX_HEAD_DIM];
-        widen(kv_type, s->v, p * s->stride, dim, v);
-        for (uint32_t i = 0; i < dim; i++)
-            out[i] = gr_fmaf(e[p], v[i], out[i]);
+    uint32_t n = dim % 32 == 0 ? 32 : 1;
+    for (uint32_t i = 0; i < dim; i += n) {
+        if (kv_type == GB_KV_F16 && n == 32)
+            value_block(GB_KV_F16, e, s, i, 1, 32, out);
+        else if (kv_type == GB_KV_F16)
+            value_block(GB_KV_F16, e, s, i, 1, 1, out);
+        else if (n == 32)
+            value_block(GB_KV_F32, e, s, i, 1, 32, out);
+        else
+            value_block(GB_KV_F32, e, s, i, 1, 1, out);
     }
 }
 
