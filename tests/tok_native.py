@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
@@ -29,6 +31,13 @@ def build(folder: Path) -> ctypes.CDLL:
         lib.gr_chat_encode.restype = ctypes.c_int64
         lib.gr_chat_scratch_size.restype = ctypes.c_size_t
     return lib
+
+
+@lru_cache(maxsize=1)
+def native() -> ctypes.CDLL:
+    """The library, built once per process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return build(Path(folder))
 
 
 def aligned(data: bytes) -> ctypes.Array[ctypes.c_uint64]:
@@ -76,6 +85,47 @@ class Tok:
     def decode(self, ids: Sequence[int]) -> bytes:
         """Bytes of many tokens."""
         return b"".join(self.piece(token) for token in ids)
+
+
+class Message(ctypes.Structure):
+    """gr_message."""
+
+    _fields_ = (("role", ctypes.c_int), ("text", ctypes.c_char_p), ("len", ctypes.c_size_t))
+
+
+ROLES = ("system", "user", "assistant")
+
+
+class Chat:
+    """A TMPL section opened by the engine's code."""
+
+    def __init__(self, lib: ctypes.CDLL, section: bytes, rows: int) -> None:
+        self.lib = lib
+        self.memory = aligned(section)
+        self.handle = (ctypes.c_uint64 * (HANDLE_BYTES // 8))()
+        self.status = lib.gr_chat_open(
+            self.memory, ctypes.c_size_t(len(section)), ctypes.c_uint32(rows), self.handle
+        )
+
+    def encode(
+        self, tok: Tok, messages: Sequence[tuple[str, str]], prompt: bool = True
+    ) -> list[int]:
+        """Ids of (role, text) messages; a negative result raises ValueError."""
+        data = [(ROLES.index(role), text.encode("utf-8")) for role, text in messages]
+        array = (Message * len(data))(*(Message(role, text, len(text)) for role, text in data))
+        size = sum(len(text) for _, text in data)
+        need = self.lib.gr_chat_scratch_size(
+            self.handle, ctypes.c_size_t(len(data)), ctypes.c_size_t(size)
+        )
+        scratch = (ctypes.c_uint64 * (need // 8 + 1))()
+        ids = (ctypes.c_uint32 * (3 * need // 32 + 64))()
+        count = self.lib.gr_chat_encode(
+            self.handle, tok.handle, array, ctypes.c_size_t(len(data)), ctypes.c_bool(prompt), ids,
+            ctypes.c_size_t(len(ids)), scratch, ctypes.c_size_t(need),
+        )  # fmt: skip
+        if count < 0:
+            raise ValueError(count)
+        return ids[:count]
 
 
 class Stream:

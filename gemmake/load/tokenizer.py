@@ -34,9 +34,11 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [{**BYTE_LEVEL, "use_regex": True}],
     "qwen2": isolated(QWEN2),
     "llama-bpe": isolated(LLAMA3),
+    "llama3": isolated(LLAMA3),
+    "llama-v3": isolated(LLAMA3),
 }
 NORMALIZERS: dict[str, dict[str, Any]] = {"qwen2": {"type": "NFC"}}
-IGNORE_MERGES = {"llama-bpe"}
+IGNORE_MERGES = {"llama-bpe", "llama3", "llama-v3"}
 
 
 def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -70,11 +72,12 @@ def added_tokens(tokens: Sequence[str], types: Sequence[float]) -> list[dict[str
     ]
 
 
-def vocabulary(tokens: Sequence[str]) -> dict[str, int]:
-    """Text to id. Raises CheckpointError for a text that two ids share."""
+def vocabulary(tokens: Sequence[str], types: Sequence[float]) -> dict[str, int]:
+    """Text to id, without the rows that only fill the embedding. Raises CheckpointError for a text
+    that two ids share."""
     vocab: dict[str, int] = {}
     for number, token in enumerate(tokens):
-        if vocab.setdefault(token, number) != number:
+        if types[number] != UNUSED and vocab.setdefault(token, number) != number:
             raise CheckpointError(
                 f"GGUF: token {token!r} has the ids {vocab[token]} and {number}; repair the file"
             )
@@ -87,9 +90,9 @@ def score_merges(
     """Merges that the scores imply: every split of a token into two tokens, best score first, then
     the longer left part. User-defined tokens score 0 in the original model; GGUF writers put a
     filler there, so 0 is used."""
-    vocab = {token: number for number, token in enumerate(tokens)}
+    vocab = vocabulary(tokens, types)
     found = []
-    for number, token in enumerate(tokens):
+    for token, number in vocab.items():
         score = 0.0 if types[number] in (USER_DEFINED, CONTROL) else scores[number]
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
@@ -111,6 +114,11 @@ def llama_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
     types = numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
     tokens = [MARK * len(t) if t and not t.strip(" ") else t for t in tokens]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    if unknown is not None and not 0 <= unknown < len(tokens):
+        raise CheckpointError(
+            f"GGUF: tokenizer.ggml.unknown_token_id is {unknown} of {len(tokens)} tokens; "
+            "repair the file"
+        )
     return {
         "version": "1.0",
         "added_tokens": added_tokens(tokens, types),
@@ -131,7 +139,7 @@ def llama_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
             "fuse_unk": True,
             "byte_fallback": True,
             "ignore_merges": False,
-            "vocab": vocabulary(tokens),
+            "vocab": vocabulary(tokens, types),
             "merges": score_merges(tokens, types, scores),
         },
     }
@@ -159,7 +167,7 @@ def gpt2_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": pre in IGNORE_MERGES,
-            "vocab": vocabulary(tokens),
+            "vocab": vocabulary(tokens, types),
             "merges": [merge.split(" ", 1) for merge in strings(metadata, "tokenizer.ggml.merges")],
         },
     }

@@ -91,10 +91,29 @@ def flatten(part: JsonMap | None, key: str) -> list[JsonMap]:
         if not isinstance(item, Mapping):
             raise refuse(key, item)
         if item.get("type") == "Sequence":
-            todo = [*item.get(key, []), *todo]
+            members = item.get(key)
+            if not isinstance(members, list):
+                raise refuse(f"sequence without {key}", dict(item))
+            todo = [*members, *todo]
         else:
             out.append(item)
     return out
+
+
+def check_shape(tokenizer: JsonMap) -> None:
+    """The types that everything below counts on. Raises CheckpointError naming the first misfit."""
+    model = tokenizer.get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), Mapping):
+        raise refuse("model", "without a vocabulary")
+    if not isinstance(model.get("merges") or [], list):
+        raise refuse("model option merges", type(model["merges"]).__name__)
+    for text, number in model["vocab"].items():
+        if type(number) is not int or not isinstance(text, str):
+            raise refuse("vocabulary entry", {text: number})
+    for token in tokenizer.get("added_tokens") or []:
+        fits = isinstance(token, Mapping) and isinstance(token.get("content"), str)
+        if not fits or type(token.get("id")) is not int or token["id"] < 0:
+            raise refuse("added token", token)
 
 
 def plan_normalizer(tokenizer: JsonMap) -> int:
@@ -160,7 +179,8 @@ def check_post_processor(tokenizer: JsonMap) -> None:
         if part.get("type") != "TemplateProcessing":
             raise refuse("post_processor", dict(part))
         single = part.get("single") or []
-        if not single or "Sequence" not in single[-1] or len(single) > 2:
+        fits = isinstance(single, list) and 1 <= len(single) <= 2
+        if not fits or "Sequence" not in single[-1]:
             raise refuse("post_processor template", single)
 
 
@@ -190,7 +210,7 @@ def plan_model(tokenizer: JsonMap) -> Plan:
     check_decoder(tokenizer, kind)
     check_post_processor(tokenizer)
     unk = model.get("unk_token")
-    if unk is not None and unk not in model["vocab"]:
+    if unk is not None and (not isinstance(unk, str) or unk not in model["vocab"]):
         raise refuse("model option unk_token outside the vocabulary", unk)
     return Plan(
         kind=kind,
@@ -252,7 +272,10 @@ def read_merges(model: JsonMap) -> list[Merge]:
     """Merges as ids. A merge named twice counts where it stands last, as in the reference."""
     vocab, out = model["vocab"], []
     for merge in model.get("merges") or []:
-        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
+            raise refuse("merge", merge)
+        left, right = pair
         try:
             out.append((vocab[left], vocab[right], vocab[left + right]))
         except KeyError as error:
@@ -429,7 +452,13 @@ def build_vocabulary(
             byte_ids[pieces[number][0]] = number
         elif plan.kind == KIND_SPM and len(text) == 1:
             chars[ord(text)] = number
+    names = {number: text for text, number in vocab.items()}
     for token in added:
+        if names.setdefault(token.id, token.text) != token.text:
+            raise CheckpointError(
+                f"tokenizer.json: added token {token.text!r} has the id {token.id} of "
+                f"{names[token.id]!r}; repair the tokenizer"
+            )
         pieces[token.id] = piece_bytes(token.text, plan.kind, False)
         flags[token.id] = flags[token.id] & BYTE | ADDED | (CONTROL if token.control else 0)
     for number, piece in enumerate(pieces):
@@ -477,6 +506,7 @@ def compile_tokenizer(source: TokenizerSource, vocab_rows: int, generation: Gene
             f"checkpoint: the embedding has {vocab_rows} rows, 1 to {MAX_VOCAB} are supported"
         )
     tokenizer = source.tokenizer_json
+    check_shape(tokenizer)
     plan = plan_model(tokenizer)
     added = [token for token in added_tokens(tokenizer) if token.id < vocab_rows]
     vocab = build_vocabulary(tokenizer["model"]["vocab"], added, plan, vocab_rows)
