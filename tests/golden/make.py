@@ -103,7 +103,7 @@ def panel(rng: random.Random, tensor: Tensor, own: list[Segment], first: int) ->
     if fmt in (Format.F32, Format.F16):
         real = [first + i < tensor.rows for i in range(16)]
         values = [
-            (rng.getrandbits(8) / 256 - 0.5) / 4 if real[i % 16] else 0.0
+            (rng.getrandbits(8) / 256 - 0.5) * 2 if real[i % 16] else 0.0
             for i in range(16 * tensor.cols)
         ]
         raw = struct.pack(f"<{len(values)}{'f' if fmt == Format.F32 else 'e'}", *values)
@@ -124,7 +124,9 @@ def tensor_bytes(rng: random.Random, tensor: Tensor, own: list[Segment]) -> tupl
     fmt = own[0].format
     if fmt == Format.VECTOR:
         bias = tensor.role in (Role.Q_BIAS, Role.K_BIAS, Role.V_BIAS)
-        values = [(rng.getrandbits(8) / 256) + (-0.5 if bias else 0.5) for _ in range(tensor.cols)]
+        post = tensor.role in (Role.POST_ATTN_NORM, Role.POST_FFN_NORM)
+        base, unit = (-0.5 if bias else 0.5), (4 if post else 1)
+        values = [unit * (rng.getrandbits(8) / 256 + base) for _ in range(tensor.cols)]
         raw = struct.pack(f"<{len(values)}f", *values)
         return raw.ljust(sizes.pad(len(raw), spec.LINE), b"\0"), b""
     firsts = [f for f in range(0, tensor.rows_padded, 16) for _ in range(tensor.parts)]
