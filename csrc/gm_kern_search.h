@@ -1,7 +1,7 @@
 /* Search of scale and zero point, one lane per matrix row. Included by gm_kern_*.c.
  *
  * A group of 32 weights is written as step * (code - z) with codes 0..15 and z in 0..15.9375. The
- * search tries pairs of bounds (each pulled in by its own factor, "no clip" among them) and whole
+ * search tries pairs of bounds (each moved by its own factor), the bounds as they are, and whole
  * lattices (a group that uses only 8..14 steps), refits step and z by weighted least squares for
  * the codes that each pair gives, and keeps the best. Then the row's super-scale is fixed and step
  * and z are brought onto the stored grid, trying the neighbours of the nearest grid point.
@@ -66,8 +66,8 @@ GM_INLINE void GM_FN(try_fit)(const vec *w, const float *q, float sq, vec step, 
 /* Best step and z of one group in float, on no grid yet; the largest magnitude of w is 1. */
 GM_INLINE GM_FN(fit) GM_FN(best_fit)(const vec *w, const float *q, float sq)
 {
-    enum { PULLS = 5, LATTICE_FIRST = 8, POLISH = 2 };
-    static const float pull[PULLS] = {1.06f, 1.0f, 0.93f, 0.86f, 0.78f};
+    enum { PULLS = 6, LATTICE_FIRST = 8, POLISH = 3 };
+    static const float pull[PULLS] = {1.07f, 1.02f, 0.96f, 0.9f, 0.83f, 0.75f};
     vec lo = {0.0f}, hi = {0.0f};
     for (int j = 0; j < GM_GROUP; j++) {
         lo = GM_FN(min)(w[j], lo);
@@ -84,7 +84,7 @@ GM_INLINE GM_FN(fit) GM_FN(best_fit)(const vec *w, const float *q, float sq)
             GM_FN(try_fit)(w, q, sq, range / 15.0f, -a * (15.0f / range), &best);
         }
     }
-    for (int n = LATTICE_FIRST; n < 15; n++) {
+    for (int n = LATTICE_FIRST; n <= 15; n++) {
         vec step = span / (float)n;
         GM_FN(try_fit)(w, q, sq, step, -lo / step, &best);
     }

@@ -88,6 +88,14 @@ uint64_t gm_panel_bytes(uint32_t format, uint32_t cols, const uint8_t *formats)
     }
 }
 
+/* The four nibbles (byte >> shift) & 15 of four consecutive bytes, each in its own byte. */
+static uint32_t nibbles(const uint8_t *codes, uint32_t shift)
+{
+    uint32_t four;
+    memcpy(&four, codes, sizeof four);
+    return four >> shift & 0x0f0f0f0fu; /* shift 0 or 4: nothing crosses a byte that is kept */
+}
+
 /* 256 bytes of one group: nibble (code >> shift) & 15 of 16 rows x 32 inputs. */
 static void pack_plane(const uint8_t *codes, size_t pitch, uint32_t rows, uint32_t shift,
                        uint8_t *out)
@@ -95,10 +103,9 @@ static void pack_plane(const uint8_t *codes, size_t pitch, uint32_t rows, uint32
     memset(out, 0, PLANE);
     for (uint32_t r = 0; r < rows; r++) {
         const uint8_t *c = codes + r * pitch;
-        for (uint32_t k = 0; k < 16u; k++) {
-            uint32_t low = (uint32_t)c[k] >> shift & 15u;
-            uint32_t high = (uint32_t)c[k + 16u] >> shift & 15u;
-            out[k / 4u * (uint32_t)LINE + r * 4u + k % 4u] = (uint8_t)(low | high << 4);
+        for (uint32_t i = 0; i < 4u; i++) {
+            uint32_t four = nibbles(c + 4u * i, shift) | nibbles(c + 16u + 4u * i, shift) << 4;
+            memcpy(out + i * (uint32_t)LINE + 4u * r, &four, sizeof four);
         }
     }
 }
@@ -195,20 +202,46 @@ static int32_t check_rows(const gm_rows *rows, const uint8_t *formats)
     return status == GM_OK ? gm_check_formats(formats, gm_groups(rows->cols)) : status;
 }
 
+/* Not 0 where one of `count` codes of a group is out of range or a padded one is not 0. */
+static uint32_t bad_codes(const uint8_t *codes, uint32_t count, int q8)
+{
+    uint32_t bad = 0;
+    for (uint32_t j = 0; j < count; j++) {
+        bad |= q8 ? (uint32_t)(codes[j] == 0u) : (uint32_t)(codes[j] >> 4);
+    }
+    for (uint32_t j = count; j < (uint32_t)GM_GROUP; j++) {
+        bad |= codes[j];
+    }
+    return bad;
+}
+
+/* The same for rows of a single format. */
+static int bad_rows(const uint8_t *codes, uint32_t rows, uint32_t cols, int q8)
+{
+    uint32_t groups = gm_groups(cols), bad = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t g = 0; g < groups; g++, codes += GM_GROUP) {
+            uint32_t left = cols - g * (uint32_t)GM_GROUP;
+            bad |= bad_codes(codes, left < (uint32_t)GM_GROUP ? left : (uint32_t)GM_GROUP, q8);
+        }
+    }
+    return bad != 0u;
+}
+
 /* Codes that a format cannot hold are an error of the caller, never masked away. */
 static int32_t check_codes(const gm_rows *in, const uint8_t *formats)
 {
     uint32_t cp = gm_padded(in->cols);
+    uint32_t bad = 0;
     for (uint32_t r = 0; r < in->rows; r++) {
-        for (uint32_t c = 0; c < cp; c++) {
-            uint8_t code = in->codes[(size_t)r * cp + c];
-            int q8 = gm_is_q8(formats, c / (uint32_t)GM_GROUP);
-            if (c >= in->cols ? code != 0u : q8 ? code == 0u : code > 15u) {
-                return GM_ERR_RANGE;
-            }
+        const uint8_t *codes = in->codes + (size_t)r * cp;
+        for (uint32_t g = 0; g < cp / (uint32_t)GM_GROUP; g++, codes += GM_GROUP) {
+            uint32_t left = in->cols - g * (uint32_t)GM_GROUP;
+            bad |= bad_codes(codes, left < (uint32_t)GM_GROUP ? left : (uint32_t)GM_GROUP,
+                             gm_is_q8(formats, g));
         }
     }
-    return GM_OK;
+    return bad != 0u ? GM_ERR_RANGE : GM_OK;
 }
 
 int32_t gm_pack_rows(const gm_rows *in, const uint8_t *formats, uint8_t *out, uint64_t stride,
@@ -300,9 +333,7 @@ int32_t gm_pack_q4raw(const uint8_t *codes, const uint16_t *scales, uint32_t row
     }
     uint32_t groups = gm_groups(cols), cp = gm_padded(cols);
     status = check_panels(rows, gm_panel_bytes(GM_FMT_Q4RAW_F16, cols, NULL), stride, size);
-    for (size_t i = 0; status == GM_OK && i < (size_t)rows * cp; i++) {
-        status = codes[i] > 15u || (i % cp >= cols && codes[i] != 0u) ? GM_ERR_RANGE : GM_OK;
-    }
+    status = status == GM_OK && bad_rows(codes, rows, cols, 0) ? GM_ERR_RANGE : status;
     for (uint32_t first = 0; status == GM_OK && first < rows; first += (uint32_t)GM_PANEL) {
         uint8_t *panel = out + first / (uint32_t)GM_PANEL * stride;
         uint32_t count = rows_here(rows, first);
@@ -387,10 +418,8 @@ int32_t gm_pack_q8_rows(const uint8_t *codes, const float *supers, uint32_t rows
         return status;
     }
     uint32_t groups = gm_groups(cols), cp = gm_padded(cols);
-    for (size_t i = 0; i < (size_t)rows * cp; i++) {
-        if ((i % cp < cols) != (codes[i] != 0u)) {
-            return GM_ERR_RANGE;
-        }
+    if (bad_rows(codes, rows, cols, 1)) {
+        return GM_ERR_RANGE;
     }
     for (uint32_t first = 0; first < rows; first += (uint32_t)GM_PANEL) {
         uint32_t count = rows_here(rows, first);

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DIGEST = "74e481a32fef66c0"  # of csrc/gm_*.c as they are; a change of the search changes artifacts
+DIGEST = "ec723d02797d7dc8"  # of csrc/gm_*.c as they are; a change of the search changes artifacts
 
 
 def built(compiler: str, flags: list[str], folder: Path) -> str:
@@ -23,9 +23,7 @@ def built(compiler: str, flags: list[str], folder: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("compiler", [c for c in ("gcc", "clang") if shutil.which(c)])
 def test_digest_is_the_same_for_all_flags(compiler: str, tmp_path: Path) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
     for flags in (["-O0"], ["-O3"]):
         assert built(compiler, flags, tmp_path) == f"test_gm: ok, digest {DIGEST}"

@@ -25,7 +25,7 @@ SIXTEENTH = np.float32(0.0625)
 SUPER_MIN = np.float32(2.0**-40)
 AMAX_MIN = np.float32(2.0**-100)
 Q_MIN = np.float32(2.0**-14)
-PULLS = tuple(np.float32(p) for p in (1.06, 1.0, 0.93, 0.86, 0.78))
+PULLS = tuple(np.float32(p) for p in (1.07, 1.02, 0.96, 0.9, 0.83, 0.75))
 SEARCH_LEVELS = np.float32(252)
 GPTQ_LEVELS = np.float32(208)
 Q8 = 6  # format number of a q8 group; anything else is q4h
@@ -144,10 +144,10 @@ def best_fit(w: F32, q: F32, sq: np.float32) -> Fit:
             low, high = lo * a, hi * b
             width = np.where(high - low > 0, high - low, ONE)
             best = _try_fit(w, q, sq, width / fifteen, -low * (fifteen / width), best)
-    for n in range(8, 15):
+    for n in range(8, 16):
         step = span / np.float32(n)
         best = _try_fit(w, q, sq, step, -lo / step, best)
-    for _ in range(2):
+    for _ in range(3):
         best = _try_fit(w, q, sq, best.step, best.z, best)
     return best
 
