@@ -56,7 +56,7 @@ typedef struct gr_kernels {
     /* RMSNorm; y may be x; false: not finite */
     bool (*norm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     bool (*norm_act)(const float *x, const float *w, uint32_t n, float eps, gr_act *a, uint32_t t);
-    void (*glu)(uint32_t act, const float *g, const float *u, uint32_t n, float *h);
+    void (*glu)(uint32_t act, const float *g, const float *u, float *h); /* 16 values */
     void (*rope)(float *x, const float *table, uint32_t pairs); /* table: cos, then sin */
     bool (*quantise)(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale);
     /* scores of q at every position of the span, before the score scale */
@@ -133,9 +133,11 @@ static inline uint16_t gr_to_half(float x) /* to nearest even; NaN stays one */
 
 /* ---- fmaf, exact everywhere ---- */
 #if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_f)
+#define GR_HAS_FMA 1
 #define gr_fmaf(x, y, z) __builtin_fmaf((x), (y), (z))
 #else
-#define gr_fmaf(x, y, z) gr_fmaf_exact((x), (y), (z))
+float gr_fmaf_soft(float x, float y, float z); /* gr_math.c; a call: size matters more here */
+#define gr_fmaf(x, y, z) gr_fmaf_soft((x), (y), (z))
 #endif
 
 /* The product is exact in double. The sum is rounded to odd, so rounding it again to float gives

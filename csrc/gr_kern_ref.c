@@ -128,12 +128,23 @@ static void scales_of(uint32_t format, const uint8_t *meta, uint32_t n, gr_scale
         }
 }
 
+#ifdef GR_HAS_FMA
 GR_INLINE vf fma_lanes(vf x, float y, vf z)
 {
     for (uint32_t i = 0; i < VB / 4; i++)
-        z[i] = gr_fmaf(x[i], y, z[i]);
+        z[i] = gr_fmaf(x[i], y, z[i]); /* becomes one instruction */
     return z;
 }
+#else
+static vf fma_lanes(vf x, float y, vf z)
+{
+    float a[VB / 4], b[VB / 4];
+    memcpy(a, &x, VB), memcpy(b, &z, VB);
+    for (uint32_t i = 0; i < VB / 4; i++)
+        b[i] = gr_fmaf_exact(a[i], y, b[i]);
+    return LOAD(vf, b);
+}
+#endif
 
 /* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc). */
 GR_INLINE void accumulate(const int32_t *zeros, const float *scales, int32_t high[][PANEL],
@@ -143,6 +154,7 @@ GR_INLINE void accumulate(const int32_t *zeros, const float *scales, int32_t hig
     for (uint32_t r = 0; r < PANEL; r += VB / 4) {
         vi zero = LOAD(vi, zeros + r);
         vf scale = LOAD(vf, scales + r);
+#pragma GCC unroll 4
         for (uint32_t t = 0; t < tokens; t++) {
             size_t at = (size_t)(token + t) * a->groups + g;
             vi d = LOAD(vi, high[t] + r) * 16 - zero * a->asum[at];
@@ -177,10 +189,10 @@ GR_INLINE void superblock(const gr_scales *s, const uint8_t *high, const uint8_t
             prefetch(high + 4608);
         (tokens == 1 ? dots1 : dots4)(high, x, d);
         if (low) {
-            const uint8_t *l = low + step * g;
+            (tokens == 1 ? dots1 : dots4)(low, x, dl);
             if (tokens == 1)
-                prefetch(l + 4608);
-            (tokens == 1 ? dots1 : dots4)(l, x, dl);
+                prefetch(low + 4608);
+            low += step;
         }
         accumulate(s->zero + PANEL * g, s->scale + PANEL * g, d, low ? dl : NULL, a, token,
                    g0 + g, tokens, acc);
@@ -206,11 +218,8 @@ GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, 
             n = end - g < GB_SUPERBLOCK ? end - g : GB_SUPERBLOCK;
             uint32_t step = format == GB_FMT_Q8 ? 512 : 256;
             scales_of(format, p + step * n, n, &s);
-            if (format == GB_FMT_Q8 || format == GB_FMT_Q8_ROWS)
-                superblock(&s, p, format == GB_FMT_Q8 ? p + 256 : low + 256 * g, step, n, g, a,
-                           token, tokens, acc);
-            else
-                superblock(&s, p, NULL, step, n, g, a, token, tokens, acc);
+            const uint8_t *second = low ? low + 256 * g : format == GB_FMT_Q8 ? p + 256 : NULL;
+            superblock(&s, p, second, step, n, g, a, token, tokens, acc);
             p += superblock_size(format, n);
         }
     }
@@ -406,13 +415,13 @@ static bool k_norm_act(const float *x, const float *w, uint32_t n, float eps, gr
     return finite;
 }
 
-static void k_glu(uint32_t kind, const float *g, const float *u, uint32_t n, float *h)
+static void k_glu(uint32_t kind, const float *g, const float *u, float *h)
 {
     if (kind == GB_ACT_SILU)
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < LANES; i++)
             h[i] = gr_silu(g[i]) * u[i];
     else
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < LANES; i++)
             h[i] = gr_gelu(g[i]) * u[i];
 }
 
@@ -437,10 +446,20 @@ static void k_add(float *x, const float *y, uint32_t n)
         x[i] += y[i];
 }
 
+static void cap_lanes(float *z, float cap)
+{
+    for (uint32_t r = 0; r < LANES; r++)
+        z[r] = gr_cap(z[r], cap);
+}
+
 static void k_softcap(float *z, uint32_t n, float cap)
 {
-    for (uint32_t i = 0; i < n; i++)
-        z[i] = gr_cap(z[i], cap);
+    float rest[LANES] = {0.0f};
+    for (; n >= LANES; n -= LANES, z += LANES)
+        cap_lanes(z, cap);
+    memcpy(rest, z, n * sizeof *z);
+    cap_lanes(rest, cap);
+    memcpy(z, rest, n * sizeof *z);
 }
 
 /* ---- attention ---- */
@@ -524,7 +543,7 @@ static void k_score(uint32_t kv_type, const void *q, const uint16_t *qs, const g
 GR_INLINE void value_block(uint32_t kv_type, const float *e, const gr_span *s, uint32_t first,
                            uint32_t group, uint32_t n, float *out)
 {
-    float acc[64];
+    float acc[32];
     memcpy(acc, out + first, n * sizeof *acc);
     for (uint32_t p = 0; p < s->count; p++) {
         size_t at = p * s->stride + first;
@@ -544,11 +563,9 @@ GR_INLINE void value_block(uint32_t kv_type, const float *e, const gr_span *s, u
 
 static void value_i8(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
 {
-    uint32_t n = group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
+    uint32_t n = group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
     for (uint32_t i = 0; i < dim; i += n) {
-        if (n == 64)
-            value_block(GB_KV_INT8, e, s, i, group, 64, out);
-        else if (n == 32)
+        if (n == 32)
             value_block(GB_KV_INT8, e, s, i, group, 32, out);
         else if (n == 8)
             value_block(GB_KV_INT8, e, s, i, group, 8, out);
@@ -577,35 +594,32 @@ static void k_value(uint32_t kv_type, const float *e, const gr_span *s, uint32_t
     }
 }
 
+static void exp_lanes(float *s, float top, float *lane)
+{
+    for (uint32_t r = 0; r < LANES; r++) {
+        s[r] = gr_exp(s[r] - top);
+        lane[r] += s[r];
+    }
+}
+
 static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float cap)
 {
+    float lane[LANES] = {0.0f}, rest[LANES], top = s[skip] * scale;
     for (uint32_t i = skip; i < n; i++)
         s[i] *= scale;
     if (cap > 0.0f)
-        k_softcap(s + skip, n - skip, cap);
-    float top = s[skip], lane[LANES];
-    for (uint32_t r = 0; r < LANES; r++)
-        lane[r] = top;
-    uint32_t whole = n - n % LANES, i = (skip + LANES - 1) / LANES * LANES;
-    for (uint32_t k = skip; k < n && k < i; k++)
-        top = s[k] > top ? s[k] : top;
-    for (; i < whole; i += LANES)
-        for (uint32_t r = 0; r < LANES; r++)
-            lane[r] = s[i + r] > lane[r] ? s[i + r] : lane[r];
-    for (; i < n; i++)
+        k_softcap(s + skip, n - skip, cap), top = s[skip];
+    for (uint32_t i = skip; i < n; i++)
         top = s[i] > top ? s[i] : top;
-    for (uint32_t r = 0; r < LANES; r++) {
-        top = lane[r] > top ? lane[r] : top;
-        lane[r] = 0.0f;
-    }
-    for (i = skip; i < n; i++)
-        s[i] = gr_exp(s[i] - top);
-    memset(s, 0, skip * sizeof *s); /* +0 changes no partial sum */
-    for (i = 0; i < whole; i += LANES)
-        for (uint32_t r = 0; r < LANES; r++)
-            lane[r] += s[i + r];
-    for (uint32_t r = 0; i + r < n; r++)
-        lane[r] += s[i + r];
+    for (uint32_t r = 0; r < skip; r++)
+        s[r] = gr_float(0xFF800000u); /* minus infinity: +0 after exp changes no partial sum */
+    uint32_t whole = n - n % LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        exp_lanes(s + i, top, lane);
+    for (uint32_t r = 0; r < LANES; r++)
+        rest[r] = whole + r < n ? s[whole + r] : gr_float(0xFF800000u);
+    exp_lanes(rest, top, lane);
+    memcpy(s + whole, rest, (n - whole) * sizeof *s);
     return tree(lane);
 }
 

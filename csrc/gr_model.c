@@ -386,10 +386,9 @@ static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
             kern->gemm(&m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y, WIDTH);
             for (uint32_t i = 0; i < n; i++) {
                 const float *g = y + WIDTH * i;
-                kern->glu(f->l->act, g, g + GB_PANEL, half, h);
+                kern->glu(f->l->act, g, g + GB_PANEL, h);
                 if (rows > half)
-                    kern->glu(f->l->act, g + GB_UNIT, g + GB_UNIT + GB_PANEL, rows - half,
-                              h + GB_PANEL);
+                    kern->glu(f->l->act, g + GB_UNIT, g + GB_UNIT + GB_PANEL, h + GB_PANEL);
                 f->bad[thread] |= !kern->act(h, &f->h, first + i, u, rows);
             }
         }
