@@ -14,7 +14,7 @@ from typing import Any
 
 from gemmake.errors import CheckpointError
 from gemmake.load.families import FAMILIES, ArchConfig, Family, LayerShape
-from gemmake.load.source import display, name_list
+from gemmake.load.source import display, name_list, unfit
 from gemmake.model import RopeSpec
 
 MAX_LAYERS = 1024
@@ -204,21 +204,21 @@ class _Fields:
         return _DEFAULTS[self.family.name].get(name)
 
     def fail(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.file}: field {display(name)} {what}")
+        return unfit(f"{self.file}: field {display(name)} {what}")
 
     def size(self, name: str, limit: int = MAX_SIZE, default: int | None = None) -> int:
         """A positive integer of at most `limit`."""
         value = self.get(name)
         value = default if value is None else value
         if value is None:
-            raise self.fail(name, "is missing; the config is not complete")
+            raise self.fail(name, "is missing")
         return check_size(value, limit, f"{self.file}: field {name}")
 
     def positive(self, name: str) -> float:
         """A positive finite number."""
         value = self.get(name)
         if value is None:
-            raise self.fail(name, "is missing; the config is not complete")
+            raise self.fail(name, "is missing")
         return check_positive(value, f"{self.file}: field {name}")
 
     def cap(self, name: str) -> float | None:
@@ -230,7 +230,7 @@ class _Fields:
 def check_size(value: Any, limit: int, where: str) -> int:
     """A positive integer of at most `limit`, or a CheckpointError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
-        raise CheckpointError(
+        raise unfit(
             f"{where} is {display(repr(value))}, a whole number from 1 to {limit} is expected"
         )
     return value
@@ -240,9 +240,7 @@ def check_positive(value: Any, where: str) -> float:
     """A positive finite number, or a CheckpointError."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not good or not math.isfinite(value) or value <= 0:
-        raise CheckpointError(
-            f"{where} is {display(repr(value))}, a positive finite number is expected"
-        )
+        raise unfit(f"{where} is {display(repr(value))}, a positive finite number is expected")
     return float(value)
 
 
@@ -283,9 +281,9 @@ def _text_part(raw: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], bo
         return raw, False
     text = raw["text_config"]
     if raw["model_type"] != "gemma3" or not isinstance(text, dict):
-        raise CheckpointError(f"{file}: field text_config is not supported for this model_type")
+        raise unfit(f"{file}: field text_config is not supported for this model_type")
     if text.get("model_type", "gemma3_text") not in ("gemma3_text", "gemma3"):
-        raise CheckpointError(
+        raise unfit(
             f"{file}: text_config.model_type {display(repr(text['model_type']))} is not supported"
         )
     outer = {k: v for k, v in raw.items() if k not in _WRAPPER}
@@ -342,7 +340,7 @@ def _tied(
         value = source.get("tie_word_embeddings")
         if value is not None:
             if not isinstance(value, bool):
-                raise CheckpointError(f"{file}: field tie_word_embeddings is not true or false")
+                raise unfit(f"{file}: field tie_word_embeddings is not true or false")
             return value
     return family.tied
 
@@ -485,16 +483,16 @@ def parse_rope(raw: Mapping[str, Any], dims: int, where: str) -> RopeSpec:
     unknown = set(given) - _ROPE_KEYS[kind]
     missing = _ROPE_KEYS[kind] - set(given)
     if unknown:
-        raise CheckpointError(f"{where}: {name_list(unknown)} is not supported with {kind}")
+        raise unfit(f"{where}: {name_list(unknown)} is not supported with {kind}")
     if missing:
-        raise CheckpointError(f"{where}: {name_list(missing)} is missing for {kind}")
+        raise unfit(f"{where}: {name_list(missing)} is missing for {kind}")
     number = {k: check_positive(v, f"{where}.{k}") for k, v in given.items()}
     if kind == "default":
         return RopeSpec(theta=number["rope_theta"], dims=dims)
     if kind == "linear":
         return RopeSpec(theta=number["rope_theta"], dims=dims, kind=kind, factor=number["factor"])
     if number["low_freq_factor"] >= number["high_freq_factor"]:
-        raise CheckpointError(f"{where}: low_freq_factor must be below high_freq_factor")
+        raise unfit(f"{where}: low_freq_factor must be below high_freq_factor")
     return RopeSpec(
         theta=number["rope_theta"],
         dims=dims,

@@ -11,7 +11,15 @@ from typing import Any
 
 from gemmake.errors import CheckpointError
 from gemmake.load.safetensors import read_safetensors
-from gemmake.load.source import RawTensor, base_name, display, name_list, read_bytes, read_json
+from gemmake.load.source import (
+    RawTensor,
+    base_name,
+    damaged,
+    display,
+    name_list,
+    read_bytes,
+    read_json,
+)
 from gemmake.model import TokenizerSource
 
 INDEX = "model.safetensors.index.json"
@@ -78,7 +86,7 @@ def _template(folder: Path, config: Mapping[str, Any], used: list[Path]) -> str 
         try:
             return read_bytes(path, _TEMPLATE_LIMIT).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path.name}: is not valid UTF-8 ({error.reason})") from error
+            raise damaged(f"{path.name}: is not valid UTF-8 ({error.reason})") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
@@ -140,9 +148,9 @@ def _weight_map(path: Path) -> Mapping[str, str]:
         raise CheckpointError(f"{path.name}: holds no weight_map; download it again")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise CheckpointError(f"{path.name}: {display(name)} names no file")
+            raise damaged(f"{path.name}: {display(name)} names no file")
         if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{path.name}: {display(file)} is not a .safetensors file")
+            raise damaged(f"{path.name}: {display(file)} is not a .safetensors file")
     return weight_map
 
 

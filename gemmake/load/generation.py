@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmake.errors import CheckpointError
-from gemmake.load.source import LIMIT, display, name_list
+from gemmake.load.source import LIMIT, damaged, display, name_list
 from gemmake.model import Generation, TokenizerSource
 
 TURN_ENDS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>")
@@ -49,7 +49,7 @@ def vocabulary(tokenizer_json: Mapping[str, Any], where: str) -> Vocabulary:
     entries = tokenizer_json.get("added_tokens") or []
     for entry in entries if isinstance(entries, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            raise CheckpointError(f"{where}: added_tokens is malformed")
+            raise damaged(f"{where}: added_tokens is malformed")
         added[entry["content"]] = entry.get("id")
     for token, token_id in [*base.items(), *added.items()]:
         if not _is_id(token_id):
@@ -121,7 +121,7 @@ def _id_list(value: Any, where: str) -> list[int]:
     values = value if isinstance(value, list) else [value]
     for entry in values:
         if not _is_id(entry):
-            raise CheckpointError(
+            raise damaged(
                 f"{where} is {display(repr(entry))}, a token id or a list of ids is expected"
             )
     return values

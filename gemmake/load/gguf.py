@@ -33,6 +33,7 @@ from gemmake.load.source import (
     checked_add,
     checked_mul,
     checked_product,
+    damaged,
     display,
     item_size,
     name_list,
@@ -180,7 +181,7 @@ class _Cursor:
             )
         data = self._file.read(count)
         if len(data) != count:
-            raise CheckpointError(f"{self.name}: became shorter while it was read")
+            raise damaged(f"{self.name}: became shorter while it was read")
         self.position += count
         return data
 
@@ -190,12 +191,12 @@ class _Cursor:
     def text(self, what: str, *, limit: int | None = None, strict: bool = True) -> str:
         length = self.number("<Q", what)
         if limit is not None and length > limit:
-            raise CheckpointError(f"{self.name}: {display(what)} is {length} bytes long")
+            raise damaged(f"{self.name}: {display(what)} is {length} bytes long")
         data = self.take(length, what)
         try:
             return data.decode("utf-8", "strict" if strict else "replace")
         except UnicodeDecodeError as error:
-            raise CheckpointError(
+            raise damaged(
                 f"{self.name}: {display(what)} is not valid UTF-8 ({error.reason})"
             ) from error
 
@@ -227,7 +228,7 @@ def read_gguf(path: Path) -> GgufModel:
 def _preamble(cursor: _Cursor) -> tuple[int, int]:
     """Magic, version and the two counts, bounded by what the file could hold."""
     if cursor.take(4, "the magic") != _MAGIC:
-        raise CheckpointError(f"{cursor.name}: is not a GGUF file")
+        raise damaged(f"{cursor.name}: is not a GGUF file")
     version = cursor.number("<I", "the version")
     if version != _VERSION:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -242,7 +243,7 @@ def _preamble(cursor: _Cursor) -> tuple[int, int]:
         ("keys", key_count, _MIN_KEY_BYTES),
     ):
         if count > cursor.left // least:
-            raise CheckpointError(
+            raise damaged(
                 f"{cursor.name}: claims {count} {what}, too many for a file of {cursor.size} bytes"
             )
     return tensor_count, key_count
@@ -253,7 +254,7 @@ def _metadata(cursor: _Cursor, count: int) -> dict[str, Field]:
     for index in range(count):
         key = cursor.text(f"key {index}", limit=_MAX_NAME)
         if key in fields:
-            raise CheckpointError(f"{cursor.name}: the key {display(key)} occurs twice")
+            raise damaged(f"{cursor.name}: the key {display(key)} occurs twice")
         kind = cursor.number("<I", key)
         fields[key] = _value(cursor, kind, key)
     return fields
@@ -267,7 +268,7 @@ def _value(cursor: _Cursor, kind: int, key: str) -> Field:
         element = cursor.number("<I", key)
         return Field(kind, element, _array(cursor, element, key, strict=strict))
     if kind not in _SCALARS:
-        raise CheckpointError(f"{cursor.name}: {display(key)} has unknown type {kind}")
+        raise damaged(f"{cursor.name}: {display(key)} has unknown type {kind}")
     return Field(kind, None, cursor.number(_SCALARS[kind], key))
 
 
@@ -294,7 +295,7 @@ def _alignment(fields: Mapping[str, Field], name: str) -> int:
     if field is None:
         return 32
     if field.kind != _U32:
-        raise CheckpointError(f"{name}: general.alignment is not stored as u32")
+        raise damaged(f"{name}: general.alignment is not stored as u32")
     value: int = field.value
     if value % 8 or not 8 <= value <= _MAX_ALIGNMENT:
         raise CheckpointError(
@@ -313,10 +314,10 @@ def _tensor_infos(
         name = cursor.text(f"the name of tensor {index}", limit=_MAX_NAME)
         where = f"{source.name}: tensor {display(name)}"
         if name in infos:
-            raise CheckpointError(f"{where}: occurs twice")
+            raise damaged(f"{where}: occurs twice")
         dimensions = cursor.number("<I", name)
         if not 1 <= dimensions <= 4:
-            raise CheckpointError(f"{where}: has {dimensions} dimensions, 1 to 4 are allowed")
+            raise damaged(f"{where}: has {dimensions} dimensions, 1 to 4 are allowed")
         shape = [cursor.number("<Q", name) for _ in range(dimensions)]
         kind = cursor.number("<I", name)
         infos[name] = (shape, kind, cursor.number("<Q", name))
@@ -326,7 +327,7 @@ def _tensor_infos(
         where = f"{source.name}: tensor {display(name)}"
         size = _tensor_bytes(shape, kind, where)
         if offset % alignment:
-            raise CheckpointError(f"{where}: offset {offset} is no multiple of {alignment}")
+            raise damaged(f"{where}: offset {offset} is no multiple of {alignment}")
         begin = checked_add(start, offset, where)
         end = checked_add(begin, size, where)
         if end > source.size:
@@ -349,7 +350,7 @@ def _tensor_bytes(shape: list[int], kind: int, where: str) -> int:
     name, block, size = _TENSOR_TYPES[kind]
     values = checked_product(shape, where)
     if shape[0] % block:
-        raise CheckpointError(
+        raise damaged(
             f"{where}: a row of {shape[0]} values is no multiple of {block} as {name} asks"
         )
     return checked_mul(values // block, size, where)
@@ -405,7 +406,7 @@ class _Meta:
         if field is None:
             return default
         if field.kind not in kinds:
-            raise CheckpointError(f"{self.file}: {key} has type {field.kind}, not as expected")
+            raise damaged(f"{self.file}: {key} has type {field.kind}, not as expected")
         return field.value
 
     def array(self, key: str, elements: tuple[int, ...], count: int | None = None) -> list[Any]:
@@ -414,10 +415,10 @@ class _Meta:
         if field is None:
             raise CheckpointError(f"{self.file}: {key} is missing; convert the model again")
         if field.kind != _ARRAY or field.element not in elements:
-            raise CheckpointError(f"{self.file}: {key} does not have the expected element type")
+            raise damaged(f"{self.file}: {key} does not have the expected element type")
         values: list[Any] = field.value
         if count is not None and len(values) != count:
-            raise CheckpointError(f"{self.file}: {key} has {len(values)} entries, not {count}")
+            raise damaged(f"{self.file}: {key} has {len(values)} entries, not {count}")
         return values
 
     def size(self, key: str, default: int | None = None, limit: int = MAX_SIZE) -> int:
@@ -451,7 +452,7 @@ class _Meta:
         self._check_keys(prefix, family.name)
         eps = self.positive(f"{prefix}.attention.layer_norm_rms_epsilon", None)
         if eps is None:
-            raise CheckpointError(f"{self.file}: {prefix}.attention.layer_norm_rms_epsilon missing")
+            raise damaged(f"{self.file}: {prefix}.attention.layer_norm_rms_epsilon missing")
         vocab = f"{prefix}.vocab_size"
         caps = 50.0 if family.name == "gemma2" else None, 30.0 if family.name == "gemma2" else None
         capped = self.positive(f"{prefix}.attn_logit_softcapping", caps[0])
@@ -497,7 +498,7 @@ class _Meta:
             window = self.size(f"{prefix}.attention.sliding_window", default, limit=1 << 30)
         for index in range(count):
             if heads[index] % kv[index]:
-                raise CheckpointError(
+                raise damaged(
                     f"{self.file}: {kv[index]} kv heads do not divide {heads[index]} heads "
                     f"(layer {index})"
                 )
@@ -565,7 +566,7 @@ class _Meta:
         freqs = tensors.get("rope_freqs.weight")
         if freqs is not None:
             if kind != "none":
-                raise CheckpointError(f"{self.file}: rope_freqs.weight besides {kind} scaling")
+                raise damaged(f"{self.file}: rope_freqs.weight besides {kind} scaling")
             return llama3_rope(freqs, theta, dims)
         if kind == "linear" and factor != 1.0:
             return RopeSpec(theta=theta, dims=dims, kind="linear", factor=factor)
@@ -630,7 +631,7 @@ def llama3_rope(freqs: RawTensor, theta: float, dims: int) -> RopeSpec:
     original context. CheckpointError when no llama3 scaling with the usual bounds 1 and 4 fits.
     """
     if freqs.shape != (dims // 2,):
-        raise CheckpointError(
+        raise damaged(
             f"{freqs.file}: rope_freqs.weight is {list(freqs.shape)}, expected [{dims // 2}]"
         )
     divisors = [float(v) for v in freqs.read(0, 1)[0]]

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 ALIGNMENT = 64  # bytes
 _CHUNK_VALUES = 4 * 1024 * 1024
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
+_REMEDY = "save model.state_dict() in float32 or convert it to safetensors"
 _NAMES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> int:
             raise _Refused("the worker takes a checkpoint and an output file")
         result = _convert(Path(arguments[0]), Path(arguments[1]))
     except _Refused as error:
-        result = {"error": str(error)}
+        text = str(error)
+        result = {"error": text if ";" in text else f"{text}; {_REMEDY}"}
     except MemoryError:
         result = {"error": "does not fit into memory"}
     except OSError as error:

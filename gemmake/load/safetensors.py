@@ -17,6 +17,7 @@ from gemmake.load.source import (
     SourceFile,
     checked_mul,
     checked_product,
+    damaged,
     display,
     item_size,
     parse_json,
@@ -67,9 +68,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
 def _header(source: SourceFile) -> tuple[dict[str, Any], int]:
     """The parsed header and the offset of the data."""
     if source.size < _PREFIX:
-        raise CheckpointError(
-            f"{source.name}: has {source.size} bytes, too short for a safetensors file"
-        )
+        raise damaged(f"{source.name}: has {source.size} bytes, too short for a safetensors file")
     length = int.from_bytes(source.read(0, _PREFIX).tobytes(), "little")
     if length > source.size - _PREFIX:
         raise CheckpointError(
@@ -77,14 +76,14 @@ def _header(source: SourceFile) -> tuple[dict[str, Any], int]:
             "follow; copy the file again"
         )
     if length > MAX_HEADER:
-        raise CheckpointError(f"{source.name}: a header of {length} bytes is above {MAX_HEADER}")
+        raise damaged(f"{source.name}: a header of {length} bytes is above {MAX_HEADER}")
     header = parse_json(source.read(_PREFIX, length).tobytes(), f"{source.name} header")
     return header, _PREFIX + length
 
 
 def _check_metadata(file: str, entry: Any) -> None:
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
-        raise CheckpointError(f"{file}: __metadata__ must map strings to strings")
+        raise damaged(f"{file}: __metadata__ must map strings to strings")
 
 
 def _is_size(value: Any) -> bool:
@@ -95,21 +94,21 @@ def _entry(file: str, name: str, entry: Any, data_size: int) -> tuple[str, list[
     """One header entry as (dtype, shape, begin, end), every field checked."""
     where = f"{file}: tensor {display(name)}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{where}: needs exactly dtype, shape and data_offsets")
+        raise damaged(f"{where}: needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     size = item_size(dtype) if isinstance(dtype, str) else None
     size = size or (_OTHER_SIZES.get(dtype) if isinstance(dtype, str) else None)
     if size is None:
-        raise CheckpointError(f"{where}: unknown type {display(str(dtype))}")
+        raise damaged(f"{where}: unknown type {display(str(dtype))}")
     if not isinstance(shape, list) or not all(_is_size(n) for n in shape) or len(shape) > 8:
-        raise CheckpointError(f"{where}: the shape is not a list of sizes")
+        raise damaged(f"{where}: the shape is not a list of sizes")
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
         or not all(_is_size(n) for n in offsets)
         or not offsets[0] <= offsets[1]
     ):
-        raise CheckpointError(f"{where}: data_offsets is not a pair begin <= end")
+        raise damaged(f"{where}: data_offsets is not a pair begin <= end")
     begin, end = offsets
     if end > data_size:
         raise CheckpointError(
@@ -118,7 +117,7 @@ def _entry(file: str, name: str, entry: Any, data_size: int) -> tuple[str, list[
         )
     wanted = checked_mul(checked_product(shape, where), size, where)
     if end - begin != wanted:
-        raise CheckpointError(
+        raise damaged(
             f"{where}: spans {end - begin} bytes, shape {shape} of {dtype} takes {wanted} bytes"
         )
     return dtype, shape, begin, end
@@ -130,15 +129,13 @@ def _check_cover(file: str, spans: list[tuple[int, int, str]], data_size: int) -
     for begin, end, name in sorted(spans):
         if begin != position:
             what = "overlaps the tensor before it" if begin < position else "leaves a hole before"
-            raise CheckpointError(
+            raise damaged(
                 f"{file}: tensor {display(name)}: begins at {begin}, {position} was expected: "
                 f"it {what}"
             )
         position = end
     if position != data_size:
-        raise CheckpointError(
-            f"{file}: {data_size - position} bytes after the last tensor belong to none"
-        )
+        raise damaged(f"{file}: {data_size - position} bytes after the last tensor belong to none")
 
 
 def _unreadable(file: str, name: str, shape: list[int], dtype: str) -> RawTensor:

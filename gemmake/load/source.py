@@ -30,6 +30,22 @@ _SHOWN_NAMES = 8
 Bytes = npt.NDArray[np.uint8]
 
 
+def damaged(what: str) -> CheckpointError:
+    """The error for a file that breaks its own format."""
+    return CheckpointError(f"{what}; the file is damaged or cut short, copy it again")
+
+
+def _unreadable(name: str, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: cannot be read ({error.strerror}); check the file and its permissions"
+    )
+
+
+def unfit(what: str) -> CheckpointError:
+    """The error for a config that makes no sense or asks for what is not supported."""
+    return CheckpointError(f"{what}; correct the config or use another checkpoint")
+
+
 def checked_mul(a: int, b: int, what: str) -> int:
     """a * b for sizes that came from a file; CheckpointError beyond 2**63 - 1 or below 0."""
     if a < 0 or b < 0 or a * b > LIMIT:
@@ -81,7 +97,7 @@ def hash_file(path: Path) -> InputFile:
                 digest.update(block)
                 size += len(block)
     except OSError as error:
-        raise CheckpointError(f"{base_name(path)}: cannot be read ({error.strerror})") from error
+        raise _unreadable(base_name(path), error) from error
     return InputFile(base_name(path), size, digest.hexdigest())
 
 
@@ -104,9 +120,9 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except RecursionError as error:
         raise CheckpointError(f"{where}: nested too deep; the file is damaged") from error
     except ValueError as error:
-        raise CheckpointError(f"{where}: is not valid JSON ({error})") from error
+        raise damaged(f"{where}: is not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: holds no JSON object at its top level")
+        raise damaged(f"{where}: holds no JSON object at its top level")
     return value
 
 
@@ -127,9 +143,9 @@ def read_bytes(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise CheckpointError(f"{base_name(path)}: cannot be read ({error.strerror})") from error
+        raise _unreadable(base_name(path), error) from error
     if len(data) > limit:
-        raise CheckpointError(f"{base_name(path)}: is larger than {limit} bytes")
+        raise damaged(f"{base_name(path)}: is larger than {limit} bytes")
     return data
 
 
@@ -142,7 +158,7 @@ class SourceFile:
             self._file = path.open("rb", buffering=0)
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
-            raise CheckpointError(f"{self.name}: cannot be opened ({error.strerror})") from error
+            raise _unreadable(self.name, error) from error
 
     def read(self, offset: int, count: int) -> Bytes:
         """`count` bytes from `offset`; CheckpointError when the file ends before."""
@@ -158,9 +174,9 @@ class SourceFile:
             try:
                 got = os.preadv(self._file.fileno(), [view[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(f"{self.name}: {error.strerror} while reading") from error
+                raise _unreadable(self.name, error) from error
             if got <= 0:
-                raise CheckpointError(f"{self.name}: became shorter while it was read")
+                raise damaged(f"{self.name}: became shorter while it was read")
             done += got
         return data
 
@@ -194,7 +210,7 @@ class RawTensor:
     def read(self, first: int, count: int) -> FloatRows:
         """Rows first .. first + count as float32, in pieces; NaN and infinity are errors."""
         if first < 0 or count < 0 or first + count > self.rows:
-            raise CheckpointError(
+            raise damaged(
                 f"{self.name}: rows {first} to {first + count} wanted, it has {self.rows}"
             )
         step = max(1, PIECE_VALUES // max(1, self.cols))
