@@ -1,16 +1,20 @@
 # make demo    install into .venv, fetch a small model, compile it, check it, ask it a question
 # make test    everything that has to pass: lint, types, warnings, sanitizers, tests
-# make dev     build the native modules in place (VENV=/path uses an environment of your own)
+# make dev     build the native modules in place (VENV=DIR uses an environment of your own)
+# make bench   gembench on the demo's model;  make fuzz, make soak: long runs, see below
 SHELL := /bin/sh
 VENV ?= .venv
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 PYTEST_ARGS ?=
+FUZZ_COUNT ?= 20000
+FUZZ_SEED ?= 1
+SOAK_RUNS ?= 10
 BIN := $(abspath $(VENV))/bin
 LOCKED := mkdir -p build && flock build/.lock
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test dev native setup fetch lint warnings sanitize pytest soak fuzz bench clean
+.PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench soak clean
 
 demo:
 	@$(PYTHON) tools/setup.py --venv $(VENV) demo
@@ -51,6 +55,18 @@ sanitize:
 
 pytest:
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# Damaged artifacts under sanitizers: FUZZ_COUNT of each golden file.
+fuzz: sanitize
+	@build/sanitize/fuzz_open $(FUZZ_COUNT) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
+
+bench:
+	@$(BIN)/python tools/demo.py --model $(MODEL) --bench
+
+# The tests again and again, in a new order of workers each time, until one fails.
+soak:
+	@for i in $$(seq $(SOAK_RUNS)); do echo "run $$i of $(SOAK_RUNS)"; \
+	  $(BIN)/python -m pytest -q -x -n 2 --dist worksteal $(PYTEST_ARGS) || exit 1; done
 
 clean:
 	rm -rf build dist gemrun/_engine*.so gemmake/_helper*.so

@@ -1,6 +1,6 @@
 """make demo: fetch a small model, compile it, check the artifact and ask it a question.
 
-    python tools/demo.py [--model smollm2-135m|gemma3-270m]
+    python tools/demo.py [--model smollm2-135m|gemma3-270m] [--bench]
 
 It shows each command before it runs it, so that the same can be done by hand.
 """
@@ -41,6 +41,7 @@ DEMOS = {
         ("--prompt", "Photosynthesis is", "--temperature", "0", "--max-tokens", "40"),
     ),
 }
+BENCH_PROMPT = "The controller reports the temperature of the motor every second, because"
 TARGETS = {"x86_64": "generic-x86-64", "aarch64": "generic-aarch64"}
 
 
@@ -59,8 +60,10 @@ def main() -> int:
     """Command line; see the module's text."""
     parser = argparse.ArgumentParser(description="compile and ask a small model")
     parser.add_argument("--model", choices=sorted(DEMOS), default="smollm2-135m")
-    name = parser.parse_args().model
-    demo, machine = DEMOS[name], platform.machine()
+    parser.add_argument("--bench", action="store_true", help="measure instead of asking")
+    arguments = parser.parse_args()
+    name, machine = arguments.model, platform.machine()
+    demo = DEMOS[name]
     if machine not in TARGETS:
         sys.exit(f"demo: {machine}: no generic target; run gemmake with a .toml of your board")
     target = TARGETS[machine]
@@ -73,6 +76,10 @@ def main() -> int:
     options = ("--target", target, "--quantization", "int4", "--verbose")
     run("gemmake", "--model", str(model), *options, "--output", str(artifact))
     run("gemcheck", str(artifact))
+    if arguments.bench:
+        prompt = ("--prompt", BENCH_PROMPT, "--iterations", "10", "--warmup", "3")
+        run("gembench", "--model", str(artifact), *prompt)
+        return 0
     run("gemrun", str(artifact), *demo.ask)
     sizes = model.stat().st_size / 1e6, artifact.stat().st_size / 1e6
     print(f"\ncheckpoint {sizes[0]:.1f} MB, artifact {sizes[1]:.1f} MB: {artifact}")
