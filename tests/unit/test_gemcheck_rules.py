@@ -1,0 +1,237 @@
+"""Every rule of gemcheck: what it says when all is well, and when it is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuzz.mutate import find, reseal, section_range
+from gemmake.check import rules
+from gemmake.check.rules import Severity, check_file
+from gemrun.format.codes import Code
+from gemrun.format.reader import canonical_json
+from gemrun.format.spec import Thermal
+from golden import make, refused
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def line(report: rules.Report, rule: str) -> str:
+    return next(f.line for f in report.findings if f.rule == rule)
+
+
+def severity(report: rules.Report, rule: str) -> Severity:
+    return next(f.severity for f in report.findings if f.rule == rule)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[make.Golden], Path]:
+    """Writes a golden model with filled-in test vectors."""
+    stored = (GOLDEN / "v1.0/tiny-int4.gembin").read_bytes()
+    place = section_range(stored, find(stored, "TEST"))
+    assert place is not None
+    tests = stored[place[0] : place[0] + place[1]]
+
+    def make_file(golden: make.Golden) -> Path:
+        path = tmp_path / "model.gembin"
+        make.write(replace(golden, records=replace(golden.records, tests=tests)), path)
+        return path
+
+    return make_file
+
+
+def changed(golden: make.Golden, **fields: object) -> make.Golden:
+    return replace(golden, records=replace(golden.records, **fields))
+
+
+def test_a_good_file_has_the_five_lines_in_order() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-int4.gembin")
+    assert report.exit_code == 0
+    five = [f.line for f in report.findings if f.rule in FIVE]
+    assert five == [
+        "\u26a0 Model signature: none",
+        "\u2713 Memory layout consistent with target HDF",
+        "\u2713 Quantization parameters within int4 bounds",
+        "\u2713 Dynamic sparse mask: not used (int8 KV cache over all positions)",
+        "\u26a0 Temperature threshold 75\u00b0C exceeds device spec for continuous load "
+        "(max 70\u00b0C) \u2014 recommend --throttle-mode aggressive",
+    ]
+
+
+FIVE = ("signature", "layout", "quantization", "mask", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "limit", "mark", "text"),
+    [
+        (
+            70.0,
+            70.0,
+            Severity.OK,
+            "70\u00b0C within device spec for continuous load (max 70\u00b0C)",
+        ),
+        (70.5, 70.0, Severity.WARNING, "70.5\u00b0C exceeds device spec"),
+        (75.0, 0.0, Severity.OK, "states no limit"),
+        (0.0, 70.0, Severity.OK, "not set"),
+    ],
+)
+def test_temperature(
+    write: Callable[[make.Golden], Path], threshold: float, limit: float, mark: Severity, text: str
+) -> None:
+    thermal = Thermal(threshold_c=threshold, device_max_c=limit)
+    report = check_file(write(changed(make.build(make.INT4), thermal=thermal)))
+    assert severity(report, "temperature") is mark
+    assert text in line(report, "temperature")
+    assert report.exit_code == 0
+
+
+def test_other_kinds_of_weights_and_caches() -> None:
+    half = check_file(GOLDEN / "v1.0/tiny-f16.gembin")
+    assert line(half, "mask") == "\u2713 Dynamic sparse mask: not used (dense float32 KV cache)"
+    assert line(half, "quantization") == "\u2713 Quantization parameters within int8 bounds"
+    assert severity(half, "chat") is Severity.WARNING
+    raw = check_file(GOLDEN / "v1.0/tiny-q4raw.gembin")
+    assert line(raw, "mask") == "\u2713 Dynamic sparse mask: not used (dense float16 KV cache)"
+    assert line(raw, "quantization") == "\u2713 Quantization parameters within int4 bounds"
+
+
+def test_a_signed_file_names_its_key(tmp_path: Path) -> None:
+    raw = bytearray((GOLDEN / "v1.0/tiny-int4.gembin").read_bytes())
+    raw[256] = 1
+    raw[264:272] = bytes(range(8))
+    (tmp_path / "a").write_bytes(raw)
+    report = check_file(tmp_path / "a")
+    assert "Ed25519 by key 0001020304050607, not verified" in line(report, "signature")
+
+
+def hdf_with(golden: make.Golden, **tables: object) -> make.Golden:
+    table = {**json.loads(golden.records.hdf), **tables}
+    bound = {k: v for k, v in table.items() if k != "policy"}
+    digest = hashlib.sha256(canonical_json(bound)).digest()
+    return changed(golden, hdf=canonical_json(table), hdf_sha256=digest)
+
+
+def test_the_layout_is_held_against_the_stored_board(write: Callable[[make.Golden], Path]) -> None:
+    golden = make.build(make.INT4)
+    report = check_file(write(changed(golden, target="another-board")))
+    assert "header names another-board, the stored HDF is generic-x86-64" in line(report, "layout")
+    assert report.exit_code == 1
+    small = hdf_with(golden, memory={"size_mib": 2048, "unified": False, "visible_mib": 2000})
+    report = check_file(write(small))
+    assert "budget of 0 bytes in the header" in line(report, "layout")
+    report = check_file(write(changed(golden, ram_budget=1000)))
+    assert "budget of 1000 bytes in the header, 0 by the HDF" in line(report, "layout")
+
+
+def test_a_plan_that_wastes_memory_is_found(write: Callable[[make.Golden], Path]) -> None:
+    golden = make.build(make.INT4)
+    plans = list(golden.records.plans)
+    plans[-1] = replace(plans[-1], offset=plans[-1].offset + (1 << 20))
+    report = check_file(write(changed(golden, plans=plans)))
+    assert "without sharing" in line(report, "layout")
+
+
+def test_feature_bits_must_be_those_that_are_needed(tmp_path: Path) -> None:
+    raw = bytearray((GOLDEN / "v1.0/tiny-int4.gembin").read_bytes())
+    raw[48] |= 0x40
+    (tmp_path / "a").write_bytes(reseal(raw, sections=False))
+    report = check_file(tmp_path / "a")
+    assert "features 0x6b, the records need 0x2b" in line(report, "layout")
+
+
+def test_damaged_weights_with_right_checksums(tmp_path: Path) -> None:
+    raw = bytearray((GOLDEN / "v1.0/tiny-int4.gembin").read_bytes())
+    place = section_range(raw, find(raw, "WHOT"))
+    assert place is not None
+    raw[place[0] + 256 + 2] = raw[place[0] + 256 + 3] = 0xFF
+    (tmp_path / "a").write_bytes(reseal(raw))
+    report = check_file(tmp_path / "a")
+    assert report.exit_code == 1
+    assert line(report, "quantization").startswith(
+        "\u2717 Quantization parameters out of int4 bounds: t1.q has a super-scale"
+    )
+
+
+def test_rope_tables(write: Callable[[make.Golden], Path]) -> None:
+    golden = make.build(make.INT4)
+    for bad in (b"\0\0\x80\x3f", b"\0\0\xc0\x7f", b"\x01\0\x80\x3f"):
+        rope = golden.records.rope[:100] + bad + golden.records.rope[104:]
+        report = check_file(write(changed(golden, rope=rope)))
+        wanted = Severity.OK if bad == b"\0\0\x80\x3f" else Severity.ERROR
+        assert severity(report, "rope") is wanted
+
+
+def test_stop_ids_are_shown() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-int4.gembin")
+    assert line(report, "stop-ids") == f"\u2713 Stop ids: {make.VOCAB - 1} '<end>'"
+
+
+def test_test_vectors_that_were_never_made(tmp_path: Path) -> None:
+    make.write(make.build(make.INT4), tmp_path / "a")
+    report = check_file(tmp_path / "a")
+    assert "2 of 2 were never filled in" in line(report, "test-vectors")
+    assert report.exit_code == 1
+
+
+def test_replaying_is_asked_for() -> None:
+    path = GOLDEN / "v1.0/tiny-int4.gembin"
+    seen: list[str] = []
+
+    def good(name: str) -> str:
+        seen.append(name)
+        return ""
+
+    report = check_file(path, good)
+    assert seen == [str(path)]
+    assert "2 of 2 replayed, same answer" in line(report, "test-vectors")
+    report = check_file(path, lambda name: "the answer differs")
+    assert line(report, "test-vectors") == "\u2717 Test vectors: the answer differs"
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (GOLDEN / "refused").glob("*.gembin")))
+def test_refused_files_have_one_finding_and_exit_6(name: str) -> None:
+    report = check_file(GOLDEN / "refused" / name)
+    assert report.exit_code == 6
+    assert len(report.findings) == 1
+    assert Code(report.code).name == name.split("-")[0]
+    assert report.findings[0].severity is Severity.ERROR
+    assert report.findings[0].hint
+
+
+def test_every_rule_has_an_id_and_says_how_to_mend() -> None:
+    ids = [rule.id for rule in rules.RULES]
+    assert len(set(ids)) == len(ids)
+    text = (Path(rules.__file__).parent / "README.md").read_text()
+    for rule in rules.RULES:
+        assert rule.__doc__
+        assert f"| {rule.id} |" in text
+    assert [i for i in ids if i in FIVE] == list(FIVE)
+
+
+def test_golden_makers_agree_with_the_committed_files(tmp_path: Path) -> None:
+    for kind in make.KINDS:
+        path = GOLDEN / "v1.0" / f"{kind.name}.gembin"
+        stored = path.read_bytes()
+        place = section_range(stored, find(stored, "TEST"))
+        assert place is not None
+        tests = stored[place[0] : place[0] + place[1]]
+        make.write(make.build(kind, tests), tmp_path / "a")
+        assert (tmp_path / "a").read_bytes() == stored, kind.name
+        assert len(stored) < 100 * 1024
+    made = refused.damaged((GOLDEN / "v1.0/tiny-int4.gembin").read_bytes())
+    for name, image in made.items():
+        assert (GOLDEN / "refused" / name).read_bytes() == image, name
+
+
+def test_a_hardware_description_that_breaks_its_schema(
+    write: Callable[[make.Golden], Path],
+) -> None:
+    report = check_file(write(hdf_with(make.build(make.INT4), board=7)))
+    assert report.exit_code == 6
+    assert Code(report.code) is Code.MANIFEST
