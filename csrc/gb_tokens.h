@@ -82,7 +82,7 @@ struct gb_node {  /* trie of added tokens in breadth-first order: edge k leads t
 
 struct gb_stage {  /* one split automaton */
     uint32_t states; /* state 0 is dead, 1 is the start */
-    uint32_t first;  /* first cell; states x (n_class + 1) cells, the last column is "end of text" */
+    uint32_t first;  /* first cell; states x (n_class + 1) cells, last column: end of text */
 };
 
 #define GB_CELL_MATCH 0x8000u /* the match may end before this character */

@@ -16,7 +16,7 @@
 enum {
     GR_TOK_OK = 0,
     GR_TOK_E_SIZE = 1,    /* the section is not exactly as long as its counts say, or not aligned */
-    GR_TOK_E_HEADER = 2,  /* unknown kind or flag, a count over its limit, reserved bytes not zero */
+    GR_TOK_E_HEADER = 2,  /* unknown kind or flag, a count over its limit, reserved not zero */
     GR_TOK_E_PADDING = 3, /* a gap between tables is not zero */
     GR_TOK_E_ID = 4,      /* a token id is not below the vocabulary, or marked as no token */
     GR_TOK_E_MERGE = 5,   /* merge lists out of order or out of range */
