@@ -70,6 +70,9 @@ typedef struct gm_feedback {
     float *diag;   /* [cols] */
 } gm_feedback;
 
+/* CPUs that this process may run on, 1..64. */
+int32_t gm_cpu_count(void);
+
 /* Search of q4h and q8 groups. formats[groups] holds GM_FMT_Q4H or GM_FMT_Q8; NULL = all q4h. */
 int32_t gm_search_rows(const float *weights, const float *importance, const uint8_t *formats,
                        gm_rows *out, int32_t threads, uint32_t flags);

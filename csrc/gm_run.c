@@ -1,8 +1,14 @@
 /* gm_run.c: threads, argument checks and the choice of kernels. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* sched_getaffinity */
+#include <sched.h>
+#else
 #define _POSIX_C_SOURCE 200809L
+#endif
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "gm_internal.h"
 
@@ -93,6 +99,19 @@ int32_t gm_run(gm_job job, const void *context, uint64_t items, int32_t threads,
     }
     free(block);
     return (int32_t)atomic_load(&team.status);
+}
+
+int32_t gm_cpu_count(void)
+{
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        count = CPU_COUNT(&set);
+    }
+#endif
+    count = count < 1 ? 1 : count;
+    return count > GM_MAX_THREADS ? GM_MAX_THREADS : (int32_t)count;
 }
 
 const gm_kernels *gm_pick(uint32_t flags)

@@ -12,7 +12,6 @@ weights are float32 [rows, cols]; "padded" is cols rounded up to 32, "groups" is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -139,8 +138,7 @@ _STATUS = {
 
 def cpu_threads() -> int:
     """Threads that this process may run on, 1..64; results never depend on it."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(64, count or 1))
+    return int(lib.gm_cpu_count())
 
 
 def _check(status: int, what: str) -> None:
