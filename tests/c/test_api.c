@@ -1,0 +1,584 @@
+/* test_api.c: the public interface on a small artifact, and the port under it. Run it under
+ * sanitizers, ThreadSanitizer too. */
+#define _GNU_SOURCE
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gr_hooks.h"
+#include "gr_text.h"
+#include "image.h"
+
+static gemrun_context_t *open_image(const image *m, uint32_t threads)
+{
+    gemrun_context_t *ctx = NULL;
+    gemrun_config c = gemrun_config_default();
+    c.threads = threads;
+    c.ignore_memory = 1;
+    gemrun_status st = gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c);
+    if (st != GEMRUN_OK) {
+        fprintf(stderr, "open: %s\n", gemrun_last_error());
+        exit(1);
+    }
+    return ctx;
+}
+
+static gemrun_stats stats_of(gemrun_context_t *ctx)
+{
+    gemrun_stats s = {.size = sizeof s};
+    CHECK(gemrun_get_stats(ctx, &s) == GEMRUN_OK);
+    return s;
+}
+
+static bool said(const char *part)
+{
+    return strstr(gemrun_last_error(), part) != NULL;
+}
+
+/* ---- texts ---- */
+
+static void test_texts(void)
+{
+    static const int codes[] = {-1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9,  -10, -11, -12,
+                                -20, -21, -22, -23, -24, -25, -26, -27, -28, -29, -30, -31,
+                                -32, -33, -34, -35, -36, -37, -38, -39, -40, -41, -42, -43,
+                                -44, -45, -46, -47, -48, -49, -70, -71, -72, -80, -90};
+    char out[400], little[8];
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        const char *text = gemrun_status_text((gemrun_status)codes[i]);
+        CHECK(strchr(text, ';') != NULL && strstr(text, "unknown status") == NULL);
+        gr_error e;
+        gr_fail(&e, (gemrun_status)codes[i], GB_SEC_TENS, 1, 2);
+        gr_explain(&e, "x", out, sizeof out);
+        CHECK(strncmp(out, "x: ", 3) == 0 && strchr(out, ';') != NULL);
+        gr_explain(&e, "a long name", little, sizeof little);
+        CHECK(strlen(little) == sizeof little - 1);
+    }
+    CHECK(strstr(gemrun_status_text((gemrun_status)-1000), "unknown status"));
+    gr_error e;
+    gr_fail(&e, GEMRUN_E_MEMORY, 0, 18446744073709551615u, 0);
+    gr_explain(&e, "m", out, sizeof out);
+    CHECK(strstr(out, "(wanted 18446744073709551615 bytes, found 0 bytes); "));
+}
+
+/* ---- arguments ---- */
+
+static void test_arguments(const image *m)
+{
+    gemrun_context_t *ctx = NULL;
+    gemrun_config c = gemrun_config_default();
+    CHECK(gemrun_init(NULL) == NULL && gemrun_init("/nowhere/x.gembin") == NULL);
+    CHECK(said("/nowhere/x.gembin: cannot be opened (No such file or directory); check"));
+    CHECK(gemrun_open(&ctx, "/", NULL) == GEMRUN_E_OPEN && !ctx);
+    CHECK(gemrun_open(&ctx, "/dev/null", NULL) == GEMRUN_E_OPEN && !ctx);
+    CHECK(gemrun_open_mem(NULL, m->bytes, m->size, NULL, 0, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_open_mem(&ctx, m->bytes + 64, m->size - 64, NULL, 0, NULL) ==
+          GEMRUN_E_ARGUMENT);
+    c.size--;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    c = gemrun_config_default();
+    c.reserved[3] = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    c = gemrun_config_default();
+    c.threads = 9;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_THREADS);
+    c = gemrun_config_default();
+    c.kv_cache_size = CONTEXT + 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_CONTEXT);
+    CHECK(said("65 tokens, room for 64"));
+    c = gemrun_config_default();
+    c.prefill_batch_size = CHUNK + 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    c = gemrun_config_default();
+    c.kernel = "abacus";
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_KERNEL);
+    c = gemrun_config_default();
+    c.threads = 2;
+    c.thread_affinity = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_THREADS);
+    CHECK(!ctx && gemrun_prefill(NULL, NULL, 0) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_logits(NULL, NULL) == NULL && gemrun_regions(NULL, NULL, 0) == 0);
+    gemrun_cancel(NULL);
+    gemrun_destroy(NULL);
+    gemrun_reset_kv_cache(NULL);
+}
+
+static void test_requests(gemrun_context_t *ctx)
+{
+    int32_t out[8];
+    const uint32_t id = VOCAB;
+    const float nan = 0.0f / (float)(VOCAB - 100), one = 1;
+    const char *empty = "", *broken = "\xff", *fine = "x";
+    gemrun_request good = gemrun_request_default(ctx), q = good;
+#define REFUSED(field, value, code)                                       \
+    q = good;                                                             \
+    q.field = value;                                                      \
+    CHECK(gemrun_generate(ctx, "hello", &q, out) == code)
+    REFUSED(size, 4, GEMRUN_E_ARGUMENT);
+    REFUSED(max_tokens, 0, GEMRUN_E_ARGUMENT);
+    REFUSED(temperature, -1, GEMRUN_E_SAMPLING);
+    REFUSED(temperature, 101, GEMRUN_E_SAMPLING);
+    REFUSED(temperature, nan, GEMRUN_E_SAMPLING);
+    REFUSED(top_p, 0, GEMRUN_E_SAMPLING);
+    REFUSED(top_p, nan, GEMRUN_E_SAMPLING);
+    REFUSED(min_p, 1, GEMRUN_E_SAMPLING);
+    REFUSED(repetition_penalty, 0, GEMRUN_E_SAMPLING);
+    REFUSED(banned_count, 1, GEMRUN_E_ARGUMENT);
+    REFUSED(banned = &id; q.banned_count, 1, GEMRUN_E_TOKEN);
+    REFUSED(bias_ids = &id; q.bias_values = &one; q.bias_count, 1, GEMRUN_E_TOKEN);
+    const uint32_t zero = 0;
+    REFUSED(bias_ids = &zero; q.bias_values = &nan; q.bias_count, 1, GEMRUN_E_SAMPLING);
+    REFUSED(stop_strings = &empty; q.stop_string_count, 1, GEMRUN_E_ARGUMENT);
+    REFUSED(stop_strings = &broken; q.stop_string_count, 1, GEMRUN_E_ARGUMENT);
+    REFUSED(stop_strings = &fine; q.stop_string_count, 9, GEMRUN_E_ARGUMENT);
+#undef REFUSED
+    CHECK(gemrun_generate(ctx, NULL, &good, out) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_generate(ctx, "", &good, out) == GEMRUN_E_PROMPT);
+    CHECK(gemrun_infer(ctx, "hello", NULL, 8) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_infer(ctx, "hello", out, 0) == GEMRUN_E_ARGUMENT);
+    uint32_t all[VOCAB];
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        all[i] = i;
+    }
+    good.banned = all;
+    good.banned_count = VOCAB;
+    CHECK(gemrun_generate(ctx, "hello", &good, out) == GEMRUN_E_SAMPLING);
+    CHECK(stats_of(ctx).kv_used == 0 && stats_of(ctx).finish == GEMRUN_FINISH_ERROR);
+}
+
+/* ---- running ---- */
+
+typedef struct heard {
+    gemrun_context_t *ctx;
+    char text[512];
+    size_t size;
+    uint32_t calls, stop_at, cancel_at;
+    int32_t nested;
+} heard;
+
+static int hear(void *user, int32_t token, const char *text, size_t size)
+{
+    heard *h = user;
+    CHECK(text[size] == 0 && h->size + size < sizeof h->text && token >= -1);
+    memcpy(h->text + h->size, text, size);
+    h->size += size;
+    h->text[h->size] = 0;
+    h->calls++;
+    if (h->calls == 1) {
+        h->nested = gemrun_decode(h->ctx, 1);
+    }
+    if (h->calls == h->cancel_at) {
+        gemrun_cancel(h->ctx);
+    }
+    return h->calls == h->stop_at;
+}
+
+static int32_t talk(gemrun_context_t *ctx, gemrun_request *q, heard *h, int32_t *out)
+{
+    memset(h, 0, offsetof(heard, stop_at));
+    h->ctx = ctx;
+    q->on_text = hear;
+    q->user = h;
+    return gemrun_generate(ctx, "hello", q, out);
+}
+
+static void test_generation(gemrun_context_t *ctx)
+{
+    int32_t first[CONTEXT], again[CONTEXT];
+    heard h = {0};
+    gemrun_request q = gemrun_request_default(ctx);
+    q.temperature = 0;
+    q.ignore_stop_ids = 1;
+    q.max_tokens = 1000;
+    int32_t n = talk(ctx, &q, &h, first);
+    CHECK(n == CONTEXT - 5 + 1 && stats_of(ctx).finish == GEMRUN_FINISH_CONTEXT_FULL);
+    CHECK(stats_of(ctx).kv_used == CONTEXT && h.nested == GEMRUN_E_BUSY);
+    CHECK(h.calls >= (uint32_t)n && stats_of(ctx).ttft_ms > 0);
+    q.max_tokens = 12;
+    CHECK(talk(ctx, &q, &h, again) == 12 && memcmp(first, again, 12 * sizeof *again) == 0);
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_MAX_TOKENS);
+    h.cancel_at = 3;
+    CHECK(talk(ctx, &q, &h, again) == 3);
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_CANCELLED);
+    h = (heard){.stop_at = 4};
+    CHECK(talk(ctx, &q, &h, again) == 4);
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_CALLBACK);
+    h = (heard){0};
+    q.deadline_ns = 1;
+    CHECK(talk(ctx, &q, &h, again) == 0);
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_DEADLINE && h.calls == 0);
+    q.deadline_ns = 0;
+    q.temperature = 5;
+    q.seed_set = 1;
+    q.seed = 7;
+    CHECK(talk(ctx, &q, &h, first) == 12 && talk(ctx, &q, &h, again) == 12);
+    CHECK(memcmp(first, again, 12 * sizeof *again) == 0);
+    q.seed = 8;
+    CHECK(talk(ctx, &q, &h, again) == 12 && memcmp(first, again, 12 * sizeof *again) != 0);
+}
+
+/* Force "abcabcab" by a bias on one letter each step: a stop string over several tokens. */
+static void test_stop_strings(gemrun_context_t *ctx)
+{
+    int32_t out[64];
+    heard h = {0};
+    const uint32_t letters[] = {'a' - 32};
+    const float push[] = {1e6f};
+    gemrun_request q = gemrun_request_default(ctx);
+    q.bias_ids = letters;
+    q.bias_values = push;
+    q.bias_count = 1;
+    q.max_tokens = 6;
+    CHECK(talk(ctx, &q, &h, out) == 6 && strcmp(h.text, "aaaaaa") == 0);
+    const char *stops[] = {"aaaaaaaaa", "aaaa"};
+    q.stop_strings = stops;
+    q.stop_string_count = 2;
+    CHECK(talk(ctx, &q, &h, out) == 4 && h.size == 0); /* one is a beginning of the other */
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_STOP_STRING);
+    stops[1] = "aab";
+    CHECK(talk(ctx, &q, &h, out) == 6 && strcmp(h.text, "aaaaaa") == 0); /* held, then given */
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_MAX_TOKENS && h.calls == 7);
+    const uint32_t stop_id[] = {STOP_ID};
+    q.bias_ids = stop_id;
+    CHECK(talk(ctx, &q, &h, out) == 0 && stats_of(ctx).finish == GEMRUN_FINISH_STOP_ID);
+    q.ignore_stop_ids = 1;
+    CHECK(talk(ctx, &q, &h, out) == 6 && h.size == 0 && out[5] == STOP_ID);
+    const uint32_t lead[] = {95}; /* the byte e2, which nothing completes */
+    q.bias_ids = lead;
+    q.stop_string_count = 0;
+    CHECK(talk(ctx, &q, &h, out) == 6 && h.size == 18); /* six times U+FFFD, none lost */
+}
+
+static void test_tokens(gemrun_context_t *ctx)
+{
+    int32_t ids[CONTEXT + 1];
+    char text[64], longer[3 * CONTEXT + 1];
+    uint32_t count = 1;
+    gemrun_reset_kv_cache(ctx);
+    gemrun_request q = gemrun_request_default(ctx);
+    CHECK(gemrun_logits(ctx, &count) == NULL && count == 0);
+    CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_STATE);
+    CHECK(gemrun_tokenize(ctx, "hello", 5, 3, ids, CONTEXT) == 5 && ids[0] == 'h' - 32);
+    CHECK(gemrun_tokenize(ctx, "hello", 5, 0, ids, 4) == GEMRUN_E_ARGUMENT && said("wanted 5"));
+    CHECK(gemrun_tokenize(ctx, "hello", 5, 4, ids, 5) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_detokenize(ctx, ids, 5, 0, text, sizeof text) == 5 && !strcmp(text, "hello"));
+    CHECK(gemrun_detokenize(ctx, ids, 5, 0, text, 3) == 5 && !strcmp(text, "he"));
+    CHECK(gemrun_detokenize(ctx, ids, 5, 0, NULL, 0) == 5);
+    const int32_t check[] = {95, 96, 97, 97, 98};
+    CHECK(gemrun_detokenize(ctx, check, 5, 0, text, sizeof text) == 9);
+    CHECK(!strcmp(text, "\xe2\x9c\x85\xef\xbf\xbd\xef\xbf\xbd"));
+    CHECK(gemrun_detokenize(ctx, check, 5, 1, text, sizeof text) == 5);
+    CHECK(gemrun_prefill(ctx, ids, 5) == 5 && gemrun_logits(ctx, &count) && count == VOCAB);
+    CHECK(gemrun_embedding(ctx, &count) && count == HIDDEN);
+    const int32_t bad[] = {1, VOCAB}, negative[] = {-1};
+    CHECK(gemrun_prefill(ctx, bad, 2) == GEMRUN_E_TOKEN && gemrun_decode(ctx, -1) ==
+          GEMRUN_E_TOKEN && gemrun_prefill(ctx, negative, 1) == GEMRUN_E_TOKEN);
+    CHECK(stats_of(ctx).kv_used == 5);
+    for (int i = 0; i <= CONTEXT; i++) {
+        ids[i] = i % 90;
+    }
+    CHECK(gemrun_prefill(ctx, ids, CONTEXT - 4) == GEMRUN_E_FULL && stats_of(ctx).kv_used == 5);
+    CHECK(gemrun_prefill(ctx, ids, CONTEXT - 5) == CONTEXT);
+    CHECK(gemrun_decode(ctx, 1) == GEMRUN_E_FULL);
+    memset(longer, 'x', sizeof longer);
+    longer[CONTEXT] = 0;
+    CHECK(gemrun_infer(ctx, longer, ids, 4) == 1); /* exactly the context: one token fits */
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_CONTEXT_FULL);
+    longer[CONTEXT] = 'x';
+    longer[CONTEXT + 1] = 0;
+    CHECK(gemrun_infer(ctx, longer, ids, 4) == GEMRUN_E_PROMPT && said("65 tokens, room for 64"));
+    longer[CONTEXT + 1] = 'x';
+    longer[3 * CONTEXT] = 0;
+    CHECK(gemrun_infer(ctx, longer, ids, 4) == GEMRUN_E_PROMPT && said("192 tokens, room for 64"));
+    char *huge = calloc(1, 16 * CONTEXT + 4098);
+    memset(huge, 'x', 16 * CONTEXT + 4097);
+    CHECK(gemrun_infer(ctx, huge, ids, 4) == GEMRUN_E_TEXT && said("wanted 5120 bytes, found 5121"));
+    free(huge);
+}
+
+static void test_chat(gemrun_context_t *ctx)
+{
+    int32_t ids[8];
+    gemrun_request q = gemrun_request_default(ctx);
+    q.max_tokens = 2;
+    gemrun_message m[] = {{GEMRUN_SYSTEM, "sys"}, {GEMRUN_USER, "hi"}, {GEMRUN_ASSISTANT, "yo"},
+                          {GEMRUN_USER, "again"}};
+    CHECK(gemrun_chat(ctx, m, 4, &q, ids) >= 0 && stats_of(ctx).prompt_tokens == 12 + 5);
+    CHECK(gemrun_chat(ctx, m + 2, 2, &q, ids) == GEMRUN_E_NO_CHAT); /* begins with an answer */
+    CHECK(gemrun_chat(ctx, m, 0, &q, ids) == GEMRUN_E_ARGUMENT);
+    m[1].text = NULL;
+    CHECK(gemrun_chat(ctx, m, 4, &q, ids) == GEMRUN_E_ARGUMENT);
+    m[1].text = "0123456789012345678901234567890123456789012345678901234567890123456789";
+    CHECK(gemrun_chat(ctx, m, 4, &q, ids) == GEMRUN_E_PROMPT && said("85 tokens, room for 64"));
+}
+
+/* ---- answers do not depend on how ---- */
+
+static int count_logits(void *user, uint32_t position, const float *logits, uint32_t count)
+{
+    uint64_t *hash = user;
+    CHECK(count == VOCAB);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, logits + i, sizeof bits);
+        *hash = (*hash ^ bits ^ position) * 1099511628211u;
+    }
+    return position == 40;
+}
+
+static void test_digests(image *m)
+{
+    gb_test *t = image_data(m, GB_SEC_TEST);
+    uint64_t wanted = 0, hash = 0, first = 0;
+    uint32_t steps[4];
+    for (uint32_t threads = 1; threads <= 8; threads++) {
+        gemrun_context_t *ctx = open_image(m, threads);
+        CHECK(gemrun_internal_digest(ctx, t->prompt, 20, steps, 4, &hash) == 0);
+        wanted = threads == 1 ? hash : wanted;
+        CHECK(hash == wanted);
+        int32_t ids[CONTEXT];
+        for (int i = 0; i < CONTEXT; i++) {
+            ids[i] = i * 3 % VOCAB;
+        }
+        uint64_t all = 1;
+        CHECK(gemrun_eval(ctx, ids, CONTEXT, count_logits, &all) == 48); /* ends with its chunk */
+        first = threads == 1 ? all : first;
+        CHECK(all == first);
+        gemrun_destroy(ctx);
+    }
+    memcpy(t->steps, steps, sizeof steps);
+    image_reseal(m);
+    gemrun_context_t *ctx = open_image(m, 2);
+    CHECK(gemrun_run_tests(ctx) == GEMRUN_E_TEST_FAILED); /* the digest there is still 0 */
+    gemrun_destroy(ctx);
+    t->digest = wanted;
+    image_reseal(m);
+    ctx = open_image(m, 2);
+    CHECK(gemrun_run_tests(ctx) == 1 && stats_of(ctx).kv_used == 0);
+    gemrun_destroy(ctx);
+}
+
+static void test_own_memory(const image *m)
+{
+    gemrun_config c = gemrun_config_default();
+    gemrun_context_t *ctx = NULL;
+    c.threads = 1;
+    int64_t need = gemrun_memory_needed(m->bytes, m->size, &c);
+    CHECK(need > 0 && need % 4096 == 0);
+    uint8_t *memory = aligned_alloc(4096, (size_t)need);
+    memset(memory, 0xa5, (size_t)need);
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, memory, (size_t)need - 4096, &c) ==
+          GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, memory, (size_t)need, &c) == GEMRUN_OK);
+    CHECK(gemrun_run_tests(ctx) == 1);
+    gemrun_region r[8];
+    CHECK(gemrun_regions(ctx, r, 8) == 3); /* arena, kv, engine: all in the block */
+    for (int i = 0; i < 3; i++) {
+        CHECK((const uint8_t *)r[i].address >= memory &&
+              (const uint8_t *)r[i].address + r[i].bytes <= memory + need);
+    }
+    gemrun_destroy(ctx);
+    free(memory);
+    CHECK(gemrun_memory_needed(m->bytes, 100, NULL) == GEMRUN_E_SIZE);
+}
+
+static void test_totals(const image *m)
+{
+    const gb_header *h = (const gb_header *)(const void *)m->bytes;
+    gemrun_context_t *ctx = open_image(m, 2);
+    gemrun_stats s = stats_of(ctx);
+    gemrun_region r[8];
+    uint64_t sum = 0;
+    uint32_t n = gemrun_regions(ctx, r, 8);
+    CHECK(n == 4 && gemrun_regions(ctx, NULL, 0) == 4);
+    for (uint32_t i = 0; i < n; i++) {
+        sum += r[i].bytes;
+    }
+    CHECK(s.ram_total == h->ram_total && s.declared_total == h->ram_total);
+    CHECK(sum == h->ram_total - h->ram_weights - h->ram_tables); /* the image is the caller's */
+    gemrun_info f = {.size = sizeof f};
+    CHECK(gemrun_get_info(ctx, &f) == GEMRUN_OK && f.vocab_rows == VOCAB && f.has_chat == 1);
+    CHECK(f.stop_id_count == 1 && f.stop_ids[0] == STOP_ID && f.bos_id == -1);
+    CHECK(!strcmp(f.name, "tiny") && !strcmp(f.target, "generic-x86-64"));
+    gemrun_destroy(ctx);
+}
+
+/* ---- what must not go on ---- */
+
+static void test_nonfinite(const image *m)
+{
+    const gb_conf *c = image_data(m, GB_SEC_CONF);
+    const gb_tensor *t = image_data(m, GB_SEC_TENS);
+    gemrun_context_t *ctx = open_image(m, 2);
+    int32_t out[8];
+    float *norm = (float *)(void *)(m->bytes + t[c->tens_final_norm].offset);
+    gemrun_request q = gemrun_request_default(ctx);
+    q.max_tokens = 4;
+    const uint32_t bits[] = {0x7fc00000u, 0x7f800000u, 0xff800000u};
+    for (int i = 0; i < 3; i++) {
+        float kept = norm[5];
+        memcpy(norm + 5, bits + i, 4);
+        CHECK(gemrun_generate(ctx, "hello", &q, out) == GEMRUN_E_NONFINITE);
+        gemrun_stats s = stats_of(ctx);
+        CHECK(s.finish == GEMRUN_FINISH_ERROR && s.kv_used == 0);
+        CHECK(s.nonfinite_errors == (uint64_t)i + 1 && gemrun_logits(ctx, NULL) == NULL);
+        norm[5] = kept;
+        CHECK(gemrun_generate(ctx, "hello", &q, out) >= 0);
+    }
+    gemrun_destroy(ctx);
+}
+
+/* Logits that are not finite reach the sampler only by accident: it must notice by itself. */
+static void test_sampler(const image *m)
+{
+    gemrun_context_t *ctx = open_image(m, 1);
+    gr_engine *e = (gr_engine *)(void *)ctx; /* the first member */
+    const int32_t ids[] = {1, 2, 3};
+    const uint32_t bits[] = {0x7fc00000u, 0x7f800000u, 0xff800000u};
+    gemrun_request q = gemrun_request_default(ctx);
+    for (int i = 0; i < 3; i++) {
+        for (uint32_t at = 0; at < VOCAB; at += VOCAB - 1) {
+            gemrun_reset_kv_cache(ctx);
+            CHECK(gemrun_prefill(ctx, ids, 3) == 3);
+            memcpy(e->buf[GB_BUF_LOGITS] + 4 * (size_t)at, bits + i, 4);
+            CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_NONFINITE);
+        }
+    }
+    CHECK(gemrun_prefill(ctx, ids, 3) == 6);
+    float *logits = (float *)(void *)e->buf[GB_BUF_LOGITS];
+    for (int i = 0; i < VOCAB; i++) {
+        logits[i] = i == 20 || i == 30 ? 2.0f : 1.0f;
+    }
+    q.temperature = 0;
+    CHECK(gemrun_sample(ctx, &q) == 20); /* ties go to the lowest id */
+    q.temperature = 1;
+    q.top_k = 1;
+    CHECK(gemrun_sample(ctx, &q) == 20);
+    q.top_k = 0;
+    q.top_p = 1;
+    uint32_t seen[VOCAB] = {0};
+    for (int i = 0; i < 4000; i++) {
+        int32_t id = gemrun_sample(ctx, &q);
+        CHECK(id >= 0 && id < VOCAB);
+        seen[id]++;
+    }
+    CHECK(seen[20] > 70 && seen[30] > 70 && seen[20] < 150); /* 4000 e / (98 + 2 e): 105 */
+    gemrun_destroy(ctx);
+}
+
+/* ---- the port ---- */
+
+typedef struct tally {
+    gr_team *team;
+    uint32_t each[GB_MAX_THREADS];
+    uint32_t serial, sum;
+} tally;
+
+static void add_up(void *arg)
+{
+    tally *t = arg;
+    t->serial++;
+    for (uint32_t i = 0; i < GB_MAX_THREADS; i++) {
+        t->sum += t->each[i];
+    }
+}
+
+static void count(void *arg, uint32_t thread, uint32_t threads)
+{
+    tally *t = arg;
+    CHECK(thread < threads);
+    for (int i = 0; i < 20; i++) {
+        t->each[thread]++;
+        gr_team_barrier(t->team, add_up, t);
+    }
+}
+
+static void test_team(void)
+{
+    gr_error e;
+    gr_team *team = aligned_alloc(64, gr_team_bytes());
+    for (uint32_t threads = 1; threads <= GB_MAX_THREADS; threads++) {
+        tally t = {.team = team};
+        CHECK(gr_team_start(team, threads, 0, &e) == GEMRUN_OK);
+        for (int i = 0; i < 20; i++) {
+            gr_team_run(team, count, &t);
+        }
+        gr_team_stop(team);
+        CHECK(t.serial == 400 && t.sum == threads * 400 * 401 / 2);
+    }
+    gr_cpus before;
+    uint64_t mask = gr_port_affinity(), bit = gr_nth_bit(mask, 0);
+    CHECK(bit != 0 && gr_port_pin(bit, &before) && gr_port_affinity() == bit);
+    gr_port_unpin(&before);
+    CHECK(gr_port_affinity() == mask);
+    free(team);
+}
+
+static void write_file(const char *root, const char *name, const char *text)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    for (char *p = strchr(path + 1, '/'); p; p = strchr(p + 1, '/')) {
+        *p = 0;
+        mkdir(path, 0700);
+        *p = '/';
+    }
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static void test_groups(void)
+{
+    char root[] = "/tmp/gemrun-groups-XXXXXX";
+    char command[128];
+    CHECK(mkdtemp(root));
+    write_file(root, "proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    8192 kB\n");
+    CHECK(gr_port_memory(root) == 8192 * 1024);
+    write_file(root, "proc/self/cgroup", "0::/a/b\n"); /* version 2, limits above the group */
+    write_file(root, "sys/fs/cgroup/a/b/memory.max", "max\n");
+    write_file(root, "sys/fs/cgroup/a/memory.max", "4194304\n");
+    write_file(root, "sys/fs/cgroup/a/memory.current", "3145728\n");
+    write_file(root, "sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 1048576\n");
+    CHECK(gr_port_memory(root) == 2097152);
+    uint32_t cores = gr_port_cores("");
+    write_file(root, "sys/fs/cgroup/a/b/cpu.max", "150000 100000\n");
+    CHECK(gr_port_cores(root) == 1);
+    write_file(root, "sys/fs/cgroup/a/b/cpu.max", "50000 100000\n"); /* half a core is one */
+    CHECK(gr_port_cores(root) == 1);
+    write_file(root, "sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    CHECK(gr_port_cores(root) >= cores);
+    write_file(root, "proc/self/cgroup", "5:cpuset:/z\n4:cpu,cpuacct:/c\n3:memory:/m/n\n");
+    write_file(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    write_file(root, "sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000\n");
+    CHECK(gr_port_cores(root) >= cores && gr_port_memory(root) == 8192 * 1024);
+    write_file(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "100000\n");
+    CHECK(gr_port_cores(root) == 1);
+    write_file(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "65536\n");
+    write_file(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "70000\n");
+    CHECK(gr_port_memory(root) == 0);
+    snprintf(command, sizeof command, "rm -r %s", root);
+    CHECK(system(command) == 0);
+}
+
+int main(void)
+{
+    image m = image_make();
+    test_texts();
+    test_team();
+    test_groups();
+    test_arguments(&m);
+    gemrun_context_t *ctx = open_image(&m, 3);
+    test_requests(ctx);
+    test_generation(ctx);
+    test_stop_strings(ctx);
+    test_tokens(ctx);
+    test_chat(ctx);
+    gemrun_destroy(ctx);
+    test_digests(&m);
+    test_own_memory(&m);
+    test_totals(&m);
+    test_nonfinite(&m);
+    test_sampler(&m);
+    free(m.bytes);
+    puts("test_api: ok");
+    return 0;
+}
