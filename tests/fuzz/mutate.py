@@ -1,6 +1,6 @@
 """Damages artifacts and re-seals them, so that fuzzing does not stop at a checksum.
 
-    python tests/fuzz/mutate.py SEED_FILE FOLDER COUNT [RANDOM_SEED]
+    cd tests; python -m fuzz.mutate SEED_FILE FOLDER COUNT [RANDOM_SEED]
 
 writes COUNT damaged files; as a module it gives `reseal` and `mutations` to the hostile tests.
 """

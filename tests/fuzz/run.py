@@ -1,6 +1,6 @@
 """Runs damaged artifacts through both readers until the time is up; stops at a disagreement.
 
-    python tests/fuzz/run.py [SECONDS] [RANDOM_SEED]        (60 seconds by default)
+    cd tests; python -m fuzz.run [SECONDS] [RANDOM_SEED]        (60 seconds by default)
 
 Seeds are the golden artifacts. A file on which the readers disagree, or that made the engine crash
 (it is written before it is opened), stays in build/fuzz for tests/golden to take over.
@@ -14,18 +14,16 @@ import sys
 import time
 from pathlib import Path
 
+from fuzz.mutate import mutations
+from gemrun.format.codes import Code, FormatError
+from gemrun.format.reader import read_artifact
+from hostile.format_engine import EngineReader
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     """The number of disagreements."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/hostile")]
-    from format_engine import EngineReader
-
-    from fuzz.mutate import mutations
-    from gemrun.format.codes import Code, FormatError
-    from gemrun.format.reader import read_artifact
-
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     number = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
     rng, engine, counts = random.Random(number), EngineReader(), collections.Counter[str]()

@@ -1,6 +1,6 @@
 """Makes the golden artifacts: tiny models from hand-made records, by gemrun.format.writer alone.
 
-    python tests/golden/make.py FOLDER        (writes v1.0/*.gembin and refused/*.gembin there)
+    cd tests; python -m golden.make FOLDER    (writes v1.0/*.gembin and refused/*.gembin there)
 
 Weights are random bytes of a fixed seed, tables are computed with + - * / alone, so the files are
 the same on every machine. The committed ones are kept for ever: a reader of format 1 must go on to
@@ -490,5 +490,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -9,21 +9,17 @@ from __future__ import annotations
 import collections
 import random
 import struct
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from format_engine import EngineReader
 
 from fuzz.mutate import entries, find, mutations, reseal, section_range
 from gemrun.format import spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import read_artifact
 from golden import make, refused
+from hostile.format_engine import EngineReader
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = [kind.name for kind in make.KINDS]
