@@ -1,0 +1,326 @@
+/* test_kern.c: every kernel table gives the bits that NUMERICS.md defines.
+ *
+ * Products are compared with the formulas written out, code by code; everything else with the base
+ * table, on odd sizes too. Weights are random bytes: no value of a format is left out. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gr_internal.h"
+#include "gr_kern.h"
+
+enum { COLS = 360, GROUPS = 12, TOKENS = 7, PANELS = 3, ROWS = 16 * PANELS, MOST = 1 << 17 };
+
+static int failures;
+static uint32_t seed = 7;
+
+static uint32_t draw(void)
+{
+    seed = seed * 1664525u + 1013904223u;
+    return seed >> 8;
+}
+
+static float draw_float(float most) /* both signs, now and then 0 */
+{
+    return draw() % 50 == 0 ? 0.0f : ((float)(draw() % 20001u) * 1e-4f - 1.0f) * most;
+}
+
+static void expect_same(const void *a, const void *b, size_t n, const char *name, const char *what)
+{
+    if (memcmp(a, b, n) != 0) {
+        fprintf(stderr, "test_kern: %s: %s differs\n", name, what);
+        failures++;
+    }
+}
+
+/* ---- products ---- */
+
+typedef struct product {
+    _Alignas(64) uint8_t data[MOST], low[MOST];
+    int8_t codes[TOKENS * GROUPS * 32];
+    float sa[TOKENS * GROUPS], x[TOKENS * COLS];
+    int32_t asum[TOKENS * GROUPS];
+    gb_segment seg[3];
+    gr_mat m;
+    gr_act a;
+} product;
+
+static size_t part(uint32_t format, uint32_t n) /* bytes of a superblock */
+{
+    size_t group = format == GB_FMT_Q8 ? 528 : format == GB_FMT_Q8_ROWS ? 256 : 288;
+    return (group * n + 63) / 64 * 64;
+}
+
+/* Formats of up to three segments of the columns; the last takes what is left. */
+static void make(product *p, const uint32_t *format, const uint32_t *groups, uint32_t count)
+{
+    memset(p, 0, sizeof *p);
+    p->m = (gr_mat){.data = p->data, .seg = p->seg, .panel = 64, .seg_count = count,
+                    .cols = COLS, .groups = GROUPS};
+    for (uint32_t i = 0, g = 0; i < count; g += p->seg[i].group_count, i++) {
+        p->seg[i] = (gb_segment){format[i], g, i + 1 < count ? groups[i] : GROUPS - g, 0};
+        for (uint32_t left = p->seg[i].group_count, n; left; left -= n) {
+            n = left < 8 ? left : 8;
+            p->m.panel += part(format[i], n);
+        }
+    }
+    bool floats = format[0] == GB_FMT_F32 || format[0] == GB_FMT_F16;
+    if (floats)
+        p->m.panel = (COLS * (format[0] == GB_FMT_F32 ? 64u : 32u) + 63) / 64 * 64;
+    if (format[0] == GB_FMT_Q8_ROWS)
+        p->m.low = p->low;
+    for (size_t i = 0; i < MOST; i++)
+        p->data[i] = (uint8_t)draw(), p->low[i] = (uint8_t)draw();
+    for (size_t i = 0; i < MOST / 4 && format[0] == GB_FMT_F32; i++) {
+        float w = draw_float(1.0f);
+        memcpy(p->data + 4 * i, &w, 4);
+    }
+    for (size_t i = 0; i < MOST / 2 && (format[0] == GB_FMT_F16 || format[0] == GB_FMT_Q4RAW_F16 ||
+                                        format[0] == GB_FMT_Q4RAW_BF16); i++)
+        p->data[2 * i + 1] &= 0xBF; /* exponents of halves below infinity */
+    for (uint32_t r = 0; r < ROWS && !floats; r++) {
+        float super = draw_float(1e-3f);
+        memcpy(p->data + p->m.panel * (r / 16) + 4 * (r % 16), &super, 4);
+    }
+    p->a = (gr_act){p->codes, p->sa, p->asum, p->x, COLS, GROUPS};
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        float x[COLS];
+        for (uint32_t i = 0; i < COLS; i++)
+            x[i] = draw_float(i / 32 == 3 ? 1e-20f : 4.0f); /* one group is too small to count */
+        (void)gr_kernels_base.act(x, &p->a, t, 0, COLS);
+    }
+}
+
+static int nibble(const uint8_t *group, uint32_t row, uint32_t k)
+{
+    uint32_t quad = k / 4;
+    uint8_t byte = group[64 * (quad % 4) + 4 * row + k % 4];
+    return quad < 4 ? byte & 15 : byte >> 4;
+}
+
+static float step_scale(uint32_t format, const uint8_t *meta, uint32_t g, uint32_t row)
+{
+    uint16_t h;
+    memcpy(&h, meta + 2 * (16 * g + row), 2);
+    return format == GB_FMT_Q8_ROWS     ? 1.0f
+           : format == GB_FMT_Q4RAW_F16 ? gr_half(h)
+           : format == GB_FMT_Q4RAW_BF16 ? gr_bf16(h)
+                                         : (float)meta[16 * g + row];
+}
+
+static float by_the_book(const product *p, uint32_t panel, uint32_t row, uint32_t t)
+{
+    const uint8_t *start = p->data + p->m.panel * panel, *b = start + 64;
+    float acc = 0.0f, super;
+    if (p->seg[0].format == GB_FMT_F32 || p->seg[0].format == GB_FMT_F16) {
+        for (uint32_t k = 0; k < COLS; k++) {
+            size_t at = 16 * k + row;
+            float w = p->seg[0].format == GB_FMT_F32
+                          ? ((const float *)(const void *)start)[at]
+                          : gr_half(((const uint16_t *)(const void *)start)[at]);
+            acc = gr_fmaf_soft(w, p->x[t * COLS + k], acc);
+        }
+        return acc;
+    }
+    memcpy(&super, start + 4 * row, 4);
+    for (uint32_t i = 0; i < p->m.seg_count; i++) {
+        uint32_t f = p->seg[i].format, g = p->seg[i].first_group, end = g + p->seg[i].group_count;
+        for (uint32_t n; g < end; b += part(f, n), g += n) {
+            n = end - g < 8 ? end - g : 8;
+            uint32_t size = f == GB_FMT_Q8 ? 512 : 256;
+            const uint8_t *meta = b + size * n;
+            for (uint32_t k = 0; k < n; k++) {
+                const uint8_t *high = b + size * k, *second = f == GB_FMT_Q8 ? high + 256
+                    : p->low + (size_t)256 * (GROUPS * panel + g + k);
+                int32_t dot = 0, dot_low = 0, asum = p->asum[t * GROUPS + g + k];
+                int32_t zero = f == GB_FMT_Q4H ? meta[16 * (n + k) + row] : 128;
+                for (uint32_t j = 0; j < 32; j++) {
+                    int32_t x = p->codes[(t * GROUPS + g + k) * 32 + j];
+                    dot += nibble(high, row, j) * x;
+                    if (f == GB_FMT_Q8 || f == GB_FMT_Q8_ROWS)
+                        dot_low += nibble(second, row, j) * x;
+                }
+                float d = (float)(16 * dot + dot_low - zero * asum);
+                acc = gr_fmaf_soft(d * step_scale(f, meta, k, row), p->sa[t * GROUPS + g + k], acc);
+            }
+        }
+    }
+    return super * acc;
+}
+
+static void test_product(const gr_kernels *kern, product *p, const char *what)
+{
+    enum { LD = 40 }; /* fewer than ROWS columns are wanted: the last panel is cut */
+    static float want[TOKENS][LD], got[TOKENS][LD];
+    for (uint32_t t = 0; t < TOKENS; t++)
+        for (uint32_t r = 0; r < LD; r++)
+            want[t][r] = by_the_book(p, r / 16, r % 16, t);
+    kern->gemm(&p->m, &p->a, 0, 0, TOKENS, LD, got[0], LD);
+    expect_same(want, got, sizeof want, kern->name, what);
+    memset(got, 0, sizeof got);
+    for (uint32_t t = 0; t < TOKENS; t++) /* panels and tokens one by one */
+        for (uint32_t c = 0; c < LD; c += 16)
+            kern->gemm(&p->m, &p->a, c / 16, t, 1, LD - c < 16 ? LD - c : 16, got[t] + c, LD);
+    expect_same(want, got, sizeof want, kern->name, what);
+}
+
+static void test_products(const gr_kernels *kern)
+{
+    static const struct {
+        const char *name;
+        uint32_t format[3], groups[3], count;
+    } cases[] = {
+        {"q4h", {GB_FMT_Q4H}, {0}, 1},
+        {"q4raw, halves", {GB_FMT_Q4RAW_F16}, {0}, 1},
+        {"q4raw, bfloat16", {GB_FMT_Q4RAW_BF16}, {0}, 1},
+        {"q8 body", {GB_FMT_Q8}, {0}, 1},
+        {"q8 rows", {GB_FMT_Q8_ROWS}, {0}, 1},
+        {"f32", {GB_FMT_F32}, {0}, 1},
+        {"f16", {GB_FMT_F16}, {0}, 1},
+        {"q4h, q8, q4h", {GB_FMT_Q4H, GB_FMT_Q8, GB_FMT_Q4H}, {1, 9}, 3},
+    };
+    static product p;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make(&p, cases[i].format, cases[i].groups, cases[i].count);
+        test_product(kern, &p, cases[i].name);
+    }
+}
+
+/* 16-bit partial sums at their largest: all codes 15, all activations 127. */
+static void test_extremes(const gr_kernels *kern)
+{
+    static product p;
+    make(&p, (uint32_t[]){GB_FMT_Q4H}, NULL, 1);
+    for (int sign = -1; sign <= 1; sign += 2) {
+        memset(p.data + 64, 0xFF, sizeof p.data - 64);
+        memset(p.data + p.m.panel, 0, 64), memset(p.data + 2 * p.m.panel, 0, 64);
+        memset(p.codes, sign * 127, sizeof p.codes);
+        for (uint32_t i = 0; i < TOKENS * GROUPS; i++)
+            p.asum[i] = sign * 127 * 32, p.sa[i] = 1.0f;
+        test_product(kern, &p, "largest sums");
+    }
+}
+
+/* ---- everything else: the base table is the reference ---- */
+
+enum { N = 200 };
+
+static void test_elementwise(const gr_kernels *kern)
+{
+    const gr_kernels *base = &gr_kernels_base;
+    for (uint32_t n = 1; n <= N; n += 1 + n / 7) {
+        float x[N], w[N], y[N], z[N];
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = draw_float(n % 2 ? 30.0f : 1.0f), w[i] = draw_float(2.0f);
+        bool a = base->norm(x, w, n, 1e-6f, y), b = kern->norm(x, w, n, 1e-6f, z);
+        expect_same(y, z, n * sizeof *y, kern->name, a == b ? "norm" : "norm's verdict");
+        memcpy(y, x, sizeof y), memcpy(z, x, sizeof z);
+        base->softcap(y, n, 5.0f), kern->softcap(z, n, 5.0f);
+        expect_same(y, z, n * sizeof *y, kern->name, "softcap");
+        base->add(y, w, n), kern->add(z, w, n);
+        expect_same(y, z, n * sizeof *y, kern->name, "add");
+        base->rope(y, w, n / 2), kern->rope(z, w, n / 2);
+        expect_same(y, z, n * sizeof *y, kern->name, "rope");
+        for (uint32_t kind = GB_ACT_GELU_TANH; n >= 16 && kind <= GB_ACT_SILU; kind++) {
+            base->glu(kind, x, w, y), kern->glu(kind, x, w, z);
+            expect_same(y, z, 16 * sizeof *y, kern->name, "gate");
+        }
+        for (uint32_t skip = 0; skip < 16 && skip < n; skip++) {
+            memcpy(y, x, sizeof y), memcpy(z, x, sizeof z);
+            float cap = skip % 2 ? 7.0f : 0.0f;
+            float s = base->softmax(y, skip, n, 0.3f, cap);
+            float t = kern->softmax(z, skip, n, 0.3f, cap);
+            expect_same(y, z, n * sizeof *y, kern->name, "softmax");
+            expect_same(&s, &t, sizeof s, kern->name, "sum of softmax");
+        }
+    }
+}
+
+static void test_activations(const gr_kernels *kern)
+{
+    enum { G = (N + 31) / 32 };
+    for (uint32_t n = 1; n <= N; n += 9) {
+        float x[N], w[N], sa[2][G], f[2][N];
+        int8_t codes[2][32 * G];
+        int32_t asum[2][G];
+        memset(codes, 0, sizeof codes), memset(sa, 0, sizeof sa), memset(asum, 0, sizeof asum);
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = draw_float(3.0f), w[i] = draw_float(1.0f);
+        const gr_kernels *table[2] = {&gr_kernels_base, kern};
+        for (int k = 0; k < 2; k++) {
+            gr_act a = {codes[k], sa[k], asum[k], f[k], n, (n + 31) / 32};
+            (void)table[k]->norm_act(x, w, n, 1e-5f, &a, 0);
+        }
+        expect_same(codes[0], codes[1], sizeof codes[0], kern->name, "codes");
+        expect_same(sa[0], sa[1], sizeof sa[0], kern->name, "activation scales");
+        expect_same(asum[0], asum[1], sizeof asum[0], kern->name, "activation sums");
+        expect_same(f[0], f[1], n * sizeof(float), kern->name, "float activations");
+        for (int k = 0; k < 2; k++) { /* the last value is not finite */
+            gr_act a = {codes[k], sa[k], asum[k], NULL, n, (n + 31) / 32};
+            x[n - 1] = gr_float(k ? GR_EXPONENT : 0x7FC00000u);
+            if (table[k]->act(x, &a, 0, 0, n) || table[k]->finite(x, n) ||
+                table[k]->norm(x, w, n, 1e-5f, f[0]))
+                fprintf(stderr, "test_kern: %s: infinity passes\n", kern->name), failures++;
+        }
+    }
+}
+
+static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, uint32_t group)
+{
+    enum { P = 19, DIM = 128 };
+    static float q[DIM], rows[P][DIM], out[2][DIM], s[2][P], e[P];
+    static int8_t codes[2][P][DIM], qc[DIM];
+    static uint16_t scales[2][P][DIM], qs[DIM], halves[P][DIM];
+    for (uint32_t i = 0; i < dim; i++)
+        q[i] = draw_float(2.0f);
+    for (uint32_t p = 0; p < P; p++) {
+        e[p] = gr_expf(draw_float(4.0f));
+        for (uint32_t i = 0; i < dim; i++) {
+            rows[p][i] = draw_float(p == 5 ? 1e-18f : 2.0f);
+            halves[p][i] = gr_to_half(rows[p][i]);
+        }
+        (void)gr_kernels_base.quantise(rows[p], dim, group, codes[0][p], scales[0][p]);
+        (void)kern->quantise(rows[p], dim, group, codes[1][p], scales[1][p]);
+    }
+    expect_same(codes[0], codes[1], sizeof codes[0], kern->name, "KV codes");
+    expect_same(scales[0], scales[1], sizeof scales[0], kern->name, "KV scales");
+    (void)gr_kernels_base.quantise(q, dim, group, qc, qs);
+    const void *stores[] = {rows, halves, codes}; /* by GB_KV_* */
+    const void *k = stores[type];
+    gr_span span = {k, k, scales[0][0], scales[0][0], DIM, DIM, P};
+    const void *query = type == GB_KV_INT8 ? (const void *)qc : (const void *)q;
+    const gr_kernels *table[2] = {&gr_kernels_base, kern};
+    for (int i = 0; i < 2; i++) {
+        table[i]->score(type, query, qs, &span, dim, group, s[i]);
+        memset(out[i], 0, sizeof out[i]);
+        table[i]->value(type, e, &span, dim, group, out[i]);
+    }
+    expect_same(s[0], s[1], sizeof s[0], kern->name, "scores");
+    expect_same(out[0], out[1], dim * sizeof(float), kern->name, "values");
+}
+
+static void test_table(const gr_kernels *kern)
+{
+    test_products(kern);
+    test_extremes(kern);
+    test_elementwise(kern);
+    test_activations(kern);
+    for (uint32_t type = GB_KV_F32; type <= GB_KV_INT8; type++) {
+        static const uint32_t shapes[][2] = {{32, 32}, {64, 64}, {64, 32}, {128, 128}, {24, 24},
+                                             {16, 16}, {96, 96}, {80, 80}, {20, 20}, {6, 6}};
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            test_attention(kern, type, shapes[i][0], shapes[i][1]);
+    }
+}
+
+int main(void)
+{
+    const gr_kernels *best = gr_kernels_pick(NULL);
+    test_table(&gr_kernels_base);
+    if (best != &gr_kernels_base)
+        test_table(best);
+    if (gr_kernels_pick("scalar") != &gr_kernels_base || gr_kernels_pick("none") != NULL)
+        fprintf(stderr, "test_kern: kernels by name\n"), failures++;
+    if (failures)
+        fprintf(stderr, "test_kern: %d failures\n", failures);
+    return failures != 0;
+}
