@@ -436,6 +436,12 @@ void gr_fp_leave(uint64_t saved)
 
 /* ---- the team ---- */
 
+#if defined(__SANITIZE_THREAD__) /* it keeps its own state on a thread's stack */
+enum { STACK_MAPPED = GR_STACK_SIZE + (4 << 20) };
+#else
+enum { STACK_MAPPED = GR_STACK_SIZE };
+#endif
+
 typedef struct gate { /* a number that changes, and how many sleep until it does */
     _Alignas(64) _Atomic uint32_t value;
     _Atomic uint32_t sleepers;
@@ -548,7 +554,7 @@ static bool pin_worker(pthread_t thread, uint64_t bit)
 static gemrun_status start_worker(member *m, gr_error *e)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    gemrun_status st = map_guarded(&m->stack, GR_STACK_SIZE, page, e);
+    gemrun_status st = map_guarded(&m->stack, STACK_MAPPED, page, e);
     if (st != GEMRUN_OK) {
         return st;
     }
