@@ -252,7 +252,7 @@ static void test_wanted_logits(void)
     expect(!m->e.logits_valid, "none there");
     expect(gr_forward(&m->e, ids + 70, 30, 1, NULL, NULL) == GEMRUN_OK, "the last one wanted");
     expect(m->e.logits_valid, "and there");
-    expect(memcmp(m->e.buf[GB_BUF_LOGITS], want[99], sizeof want[99]) == 0, "the last one's logits");
+    expect(memcmp(m->e.buf[GB_BUF_LOGITS], want[99], sizeof want[99]) == 0, "the last logits");
     sink s = {.to = &want, .stop_after = 2};
     expect(gr_forward(&m->e, ids + 100, 9, 2, keep, &s) == GEMRUN_OK && s.calls == 2, "stopped");
     expect(m->e.pos == 109, "a stopped callback leaves the tokens in the cache");
@@ -278,7 +278,7 @@ static void test_nonfinite(uint32_t format, uint32_t threads)
         gemrun_status status = gr_forward(&m->e, bad + CHUNK - n, n, 1, NULL, NULL);
         expect(status == GEMRUN_E_NONFINITE, "the bad token is refused");
         expect(m->e.pos == 40 && !m->e.logits_valid, "nothing was added");
-        expect(m->e.err.code == GEMRUN_E_NONFINITE && m->e.err.wanted == 40, "the error says where");
+        expect(m->e.err.code == GEMRUN_E_NONFINITE && m->e.err.wanted == 40, "and where it was");
         expect(gr_forward(&m->e, ids + 40, 60, 2, keep, &s) == GEMRUN_OK, "after");
         expect(memcmp(want[40], got[40], 60 * sizeof want[0]) == 0, "the cache is as it was");
     }
