@@ -108,8 +108,10 @@ def panel(rng: random.Random, tensor: Tensor, own: list[Segment], first: int) ->
         ]
         raw = struct.pack(f"<{len(values)}{'f' if fmt == Format.F32 else 'e'}", *values)
         return raw.ljust(sizes.pad(len(raw), spec.LINE), b"\0")
-    scale = 0.0625 if fmt in (Format.Q4RAW_F16, Format.Q4RAW_BF16) else 2.0**-16
-    out = supers(rng, tensor.rows, first, scale)
+    if fmt in (Format.Q4RAW_F16, Format.Q4RAW_BF16):
+        out = struct.pack("<16f", *(0.0625 * (first + i < tensor.rows) for i in range(16)))
+    else:
+        out = supers(rng, tensor.rows, first, 2.0**-16)
     for segment in own:
         left = segment.group_count
         while left:
