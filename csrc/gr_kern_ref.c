@@ -175,7 +175,7 @@ GR_INLINE void prefetch(const uint8_t *p)
 }
 
 /* One superblock of n groups, the first being group g0, for `tokens` (1 or TILE) tokens. Where two
- * planes make a code, `low` is the second one of the group g0, `step` bytes a group like the first. */
+ * planes make a code, `low` is the second one of group g0; both have `step` bytes a group. */
 GR_INLINE void superblock(const gr_scales *s, const uint8_t *high, const uint8_t *low,
                           uint32_t step, uint32_t n, uint32_t g0, const gr_act *a, uint32_t token,
                           uint32_t tokens, float acc[][PANEL])

@@ -551,6 +551,11 @@ gemrun_status gr_model_bind(gr_engine *e)
     return GEMRUN_OK;
 }
 
+static bool is_named(const gr_kernels *k, const char *name)
+{
+    return strlen(name) == strlen(k->name) && memcmp(name, k->name, strlen(name)) == 0;
+}
+
 const gr_kernels *gr_kernels_pick(const char *name)
 {
     const gr_kernels *best = &gr_kernels_base;
@@ -558,9 +563,9 @@ const gr_kernels *gr_kernels_pick(const char *name)
     if (gr_cpu_has_avx2_fma())
         best = &gr_kernels_avx2;
 #endif
-    if (!name || strcmp(name, best->name) == 0)
+    if (!name || is_named(best, name))
         return best;
-    return strcmp(name, gr_kernels_base.name) == 0 ? &gr_kernels_base : NULL;
+    return is_named(&gr_kernels_base, name) ? &gr_kernels_base : NULL;
 }
 
 const char *gr_kernels_name(const gr_kernels *k)
