@@ -291,8 +291,8 @@ static void float_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_
     }
 }
 
-static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token, uint32_t tokens,
-                 uint32_t width, float *y, size_t ldy)
+static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
+                   uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     bool floats = m->seg[0].format == GB_FMT_F32 || m->seg[0].format == GB_FMT_F16;
     for (uint32_t col = 0; col < width; col += PANEL, first++) {
