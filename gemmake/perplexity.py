@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,25 +93,25 @@ def windows(
     return tuple((*head, *ids[i * step : (i + 1) * step]) for i in range(count))
 
 
-def log_partition(row: Row) -> tuple[float, float]:
-    """Maximum and log of the sum of exp(row - maximum), summed in float64."""
-    top = float(row.max())
-    return top, math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
+class Softmax:
+    """The distribution of one row of logits: float32 terms, float64 sums."""
 
+    def __init__(self, row: Row) -> None:
+        top = row.max()
+        self.row = row
+        self._weights = np.exp(row - top)
+        self._total = float(self._weights.sum(dtype=np.float64))
+        self.log_total = float(top) + math.log(self._total)
 
-def token_nll(row: Row, token: int) -> float:
-    """Negative log probability of `token`, nats."""
-    top, log_sum = log_partition(row)
-    return log_sum + top - float(row[token])
+    def nll(self, token: int) -> float:
+        """Negative log probability of `token`, nats."""
+        return self.log_total - float(self.row[token])
 
-
-def divergence(reference: Row, other: Row) -> float:
-    """KL(reference || other) of the two softmax distributions, nats; never below 0."""
-    top_r, sum_r = log_partition(reference)
-    top_o, sum_o = log_partition(other)
-    log_p = reference.astype(np.float64) - (top_r + sum_r)
-    gap = log_p - (other.astype(np.float64) - (top_o + sum_o))
-    return max(0.0, float(np.exp(log_p) @ gap))
+    def divergence(self, other: Softmax) -> float:
+        """KL(self || other), nats; never below 0."""
+        gap = self._weights * (self.row - other.row)
+        mean = float(gap.sum(dtype=np.float64)) / self._total
+        return max(0.0, mean - (self.log_total - other.log_total))
 
 
 class EngineSource:
@@ -149,8 +151,7 @@ class EngineSource:
 def pieces(text: str, limit: int) -> Iterator[str]:
     """Parts of at most `limit` bytes, for the engine's planned text size.
 
-    Cut after a line feed that a letter or digit follows, which no tokenizer merges across; else in
-    front of a single space.
+    Cut in front of a single space between two letters: there every tokenizer starts a token.
     """
     data = text.encode("utf-8")
     at = 0
@@ -158,10 +159,9 @@ def pieces(text: str, limit: int) -> Iterator[str]:
         end = len(data)
         if end - at > limit:
             part = data[at : at + limit]
-            cuts = [m.end() for m in re.finditer(rb"\n(?=[A-Za-z0-9])", part)]
-            cuts = cuts or [m.start() + 1 for m in re.finditer(rb"[^\s] (?=[^\s])", part)]
+            cuts = [m.start() + 1 for m in re.finditer(rb"[A-Za-z] (?=[A-Za-z])", part)]
             if not cuts:
-                raise UsageError(f"text: {limit} bytes without a space or line; use prose")
+                raise UsageError(f"text: {limit} bytes without a space between letters; use prose")
             end = at + cuts[-1]
         yield data[at:end].decode("utf-8")
         at = end
@@ -229,23 +229,25 @@ class _Tally:
         def on_row(position: int, row: Row) -> None:
             if position + 1 < len(ids):
                 wanted = ids[position + 1]
+                own = Softmax(row)
                 self.tokens += 1
-                self.nll += token_nll(row, wanted)
+                self.nll += own.nll(wanted)
                 if rows is not None:
-                    self._compare(rows(position), row, wanted)
+                    self._compare(rows(position), own, wanted)
             self.reporter.advance()
 
         source.evaluate(ids, on_row)
 
-    def _compare(self, reference: Row, row: Row, wanted: int) -> None:
-        if reference.shape != row.shape:
+    def _compare(self, reference: Row, own: Softmax, wanted: int) -> None:
+        if reference.shape != own.row.shape:
             raise CheckpointError(
-                f"checkpoint: {reference.size} logits, the artifact has {row.size}; use the "
+                f"checkpoint: {reference.size} logits, the artifact has {own.row.size}; use the "
                 "checkpoint that the artifact was compiled from"
             )
-        self.reference_nll += token_nll(reference, wanted)
-        self.kl.append(divergence(reference, row))
-        self.same += int(reference.argmax() == row.argmax())
+        other = Softmax(reference)
+        self.reference_nll += other.nll(wanted)
+        self.kl.append(other.divergence(own))
+        self.same += int(reference.argmax() == own.row.argmax())
 
 
 def measure(
@@ -335,13 +337,14 @@ def _load_reference(path: Path) -> Any:
     folder = path if path.is_dir() else path.parent
     import torch
 
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        output_loading_info=True,
-        **options,
-    )
+    with redirect_stderr(StringIO()):  # its own progress bars
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            **options,
+        )
     _refuse_missing(path, info["missing_keys"])
     return model.eval()
 
