@@ -6,14 +6,10 @@ import sys
 from collections.abc import Callable
 
 import click
-from rich.console import Console
 
 from gemmake import __version__
 from gemmake.check import diff, inspect, render, rules
-from gemmake.errors import ArtifactError, GemError
-from gemrun.format.codes import FormatError
-from gemrun.format.reader import Artifact, read_artifact
-from gemrun.format.writer import show
+from gemmake.errors import GemError
 
 FILE = click.Path(path_type=str)
 
@@ -38,9 +34,7 @@ def main() -> None:
     gemcheck --diff A B                 what differs; 0 nothing, 1 something
     gemcheck inspect FILE               header, sections, layers, tensors
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal without UTF-8 gets "?" for the marks
-            stream.reconfigure(errors="replace")
+    render.allow_any_terminal()
 
 
 @main.command()
@@ -60,19 +54,12 @@ def check(
 ) -> None:
     """Verify artifacts (the default command)."""
     if pair:
-        sys.exit(_guarded(debug, lambda: _diff(*pair)))
+        sys.exit(_guarded(debug, lambda: diff.print_difference(*pair, click.echo)))
     if not files:
         raise click.UsageError("name an artifact; gemcheck --help lists what else there is")
     replay = rules.replay if run else None
     reports = [rules.check_file(name, replay) for name in files]
-    if as_json:
-        click.echo(render.as_json(reports))
-    else:
-        for report in reports:
-            if len(reports) > 1:
-                click.echo(f"{show(report.path)}:")
-            for line in render.lines(report, verbose):
-                click.echo(line)
+    click.echo(render.as_json(reports) if as_json else render.as_text(reports, verbose))
     sys.exit(max(report.exit_code for report in reports))
 
 
@@ -82,7 +69,7 @@ def check(
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 def inspect_command(file: str, name: str | None, debug: bool) -> None:
     """Show what is inside an artifact."""
-    sys.exit(_guarded(debug, lambda: _inspect(file, name)))
+    sys.exit(_guarded(debug, lambda: inspect.print_artifact(file, name)))
 
 
 def _guarded(debug: bool, body: Callable[[], int]) -> int:
@@ -94,30 +81,6 @@ def _guarded(debug: bool, body: Callable[[], int]) -> int:
             raise
         click.echo(f"gemcheck: {error}", err=True)
         return error.exit_code
-
-
-def _open(path: str) -> Artifact:
-    try:
-        return read_artifact(path, verify="fast")
-    except FormatError as error:
-        raise ArtifactError(f"{show(path)}: {error}") from error
-
-
-def _diff(first: str, second: str) -> int:
-    with _open(first) as a, _open(second) as b:
-        found = list(diff.differences(a, b))
-        for line in found:
-            click.echo(line)
-        click.echo(diff.kv_line(a, b) if found else "same content")
-    return 1 if found else 0
-
-
-def _inspect(path: str, name: str | None) -> int:
-    width = None if sys.stdout.isatty() else 160
-    with _open(path) as artifact:
-        view = inspect.overview(artifact) if name is None else inspect.tensor_view(artifact, name)
-        Console(width=width, markup=False).print(view)
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from gemmake.check.inspect import formats
+from gemmake.check.inspect import formats, open_artifact
 from gemrun.format import reader, spec
 from gemrun.format.reader import Artifact
 from gemrun.format.spec import Record, Tensor
 
 DERIVED = frozenset({"root_sha256", "header_crc32", "table_crc32"})  # differ with anything else
+
+
+def print_difference(first: str, second: str, echo: Callable[[str], None]) -> int:
+    """Print how two files differ. Returns the exit code: 0 for the same content, else 1."""
+    with open_artifact(first) as a, open_artifact(second) as b:
+        found = list(differences(a, b))
+        for line in found:
+            echo(line)
+        echo(kv_line(a, b) if found else "same content")
+    return 1 if found else 0
 
 
 def differences(a: Artifact, b: Artifact) -> Iterator[str]:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from gemmake.errors import ArtifactError
 from gemrun.format import reader, sizes, spec
-from gemrun.format.reader import Artifact
+from gemrun.format.codes import FormatError
+from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.spec import Act, Block, Format, KvType, LayerFlag, Record, Role, Tensor
+from gemrun.format.writer import show
+
+PIPE_WIDTH = 160  # columns where nobody says how wide the terminal is
+
+
+def open_artifact(path: str) -> Artifact:
+    """A checked artifact, weights' checksums apart. ArtifactError says which file is wrong."""
+    try:
+        return read_artifact(path, verify="fast")
+    except FormatError as error:
+        raise ArtifactError(f"{show(path)}: {error}") from error
+
+
+def print_artifact(path: str, name: str | None) -> int:
+    """Print an artifact's tables, or those of one tensor. Returns the exit code."""
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    with open_artifact(path) as artifact:
+        view = overview(artifact) if name is None else tensor_view(artifact, name)
+        Console(width=width, markup=False).print(view)
+    return 0
 
 
 def overview(artifact: Artifact) -> Group:

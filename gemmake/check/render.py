@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from gemmake.check.rules import FATAL, Report, Severity
+from gemrun.format.writer import show
+
+
+def allow_any_terminal() -> None:
+    """A terminal without UTF-8 gets "?" for the marks, never an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def as_text(reports: Sequence[Report], verbose: bool) -> str:
+    """All findings; with several files each has its name before them."""
+    out: list[str] = []
+    for report in reports:
+        if len(reports) > 1:
+            out.append(f"{show(report.path)}:")
+        out += lines(report, verbose)
+    return "\n".join(out)
 
 
 def lines(report: Report, verbose: bool) -> list[str]:
