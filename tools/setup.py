@@ -46,7 +46,8 @@ def missing_packages(stages: set[str]) -> list[str]:
     """Debian packages that the stages need and that are not here."""
     rows = [line.split() for line in SYSTEM.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row and not row[0].startswith("#")]
-    return [package for stage, probe, package in rows if stage in stages and not present(probe)]
+    missing = [package for stage, probe, package in rows if stage in stages and not present(probe)]
+    return list(dict.fromkeys(missing))
 
 
 def run(command: list[str], what: str) -> None:
