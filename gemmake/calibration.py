@@ -11,19 +11,18 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from gemmake.engine import Capture, Engine
 from gemmake.emit import Emission, Tally, emit_tensor
+from gemmake.engine import Capture, Engine
 from gemmake.errors import CheckpointError, UsageError
-from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Model, Role, TensorRef
-from gemmake.model import TokenizerSource
+from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Model, Role, TensorRef, TokenizerSource
 from gemmake.options import CompileOptions, KvType, Quantization
-from gemmake.passes import layout, memplan, quant
+from gemmake.passes import layout, quant
 from gemmake.passes.layout import StreamTensor
 from gemmake.passes.tokens import compile_tokenizer
 from gemmake.progress import Reporter
@@ -314,9 +313,18 @@ def _write_image(state: State, path: Path, layer_bytes: bytes | None, threads: i
         out.finish()
 
 
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
+#: A vocabulary for images that are never given text.
 _TINY_TOKENIZER = TokenizerSource(
     {
         "model": {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []},
+        "pre_tokenizer": _BYTE_LEVEL,
+        "decoder": _BYTE_LEVEL,
         "added_tokens": [],
     }
 )

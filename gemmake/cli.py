@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gemmake import __version__
-from gemmake.errors import GemError
+from gemmake.failures import command
 from gemmake.options import (
     MEMORY_LAYOUT,
     REFUSED,
@@ -20,20 +22,11 @@ from gemmake.options import (
 from gemmake.progress import terminal
 from gemmake.report import render_result
 
-
-class HouseError(click.ClickException):
-    """A GemError as click shows it: one line, exit code by class."""
-
-    def __init__(self, error: GemError) -> None:
-        super().__init__(f"gemmake: {error}")
-        self.exit_code = error.exit_code
-
-    def show(self, file: object = None) -> None:
-        """Print the sentence on stderr."""
-        click.echo(self.message, err=True)
+PATH = click.Path(path_type=Path)
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _refuse(name: str) -> click.decorators.FC:  # type: ignore[type-arg]
+def _refuse(name: str) -> Decorator:
     def callback(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         if value is not None:
             raise click.UsageError(f"{name}: not supported; {REFUSED[name]}")
@@ -48,29 +41,37 @@ def _kv_type(_ctx: click.Context, _param: click.Parameter, value: str) -> KvType
     return KvType(value)
 
 
+def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: str) -> Decorator:
+    """An option whose values are those of an enum; the first is the default."""
+    members = [member.value for member in kind]
+    return click.option(
+        name,
+        type=click.Choice(members),
+        default=members[0],
+        show_default=True,
+        callback=lambda _ctx, _param, value: kind(value),
+        help=(kind.__doc__ or "").strip(),
+    )
+
+
 @click.command(context_settings={"max_content_width": 100})
 @click.option(
     "--model",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Checkpoint: Hugging Face folder, .safetensors, .pt, .pth or .gguf.",
 )
 @click.option("--target", required=True, help="Board: a name in hdf/, or a path to a .toml file.")
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Artifact to write; a .memmap listing is written beside it.",
 )
-@click.option(
-    "--quantization",
-    type=click.Choice([q.value for q in Quantization]),
-    default="int4",
-    show_default=True,
-    help="Weights of the body.",
-)
+@_choice(Quantization, "--quantization")
 @click.option(
     "--kv-cache-type",
+    "kv_type",
     callback=_kv_type,
     default="int8",
     show_default=True,
@@ -104,6 +105,7 @@ def _kv_type(_ctx: click.Context, _param: click.Parameter, value: str) -> KvType
     type=click.Choice([MEMORY_LAYOUT]),
     default=MEMORY_LAYOUT,
     show_default=True,
+    expose_value=False,  # one layout exists
     help="How memory is laid out.",
 )
 @click.option(
@@ -114,27 +116,15 @@ def _kv_type(_ctx: click.Context, _param: click.Parameter, value: str) -> KvType
 )
 @click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=None,
     help="config.json for a .pt or .pth without one beside it.",
 )
-@click.option(
-    "--effort",
-    type=click.Choice([e.value for e in Effort]),
-    default="full",
-    show_default=True,
-    help="int4: bounds search only, or with error feedback.",
-)
-@click.option(
-    "--int4-format",
-    type=click.Choice([f.value for f in Int4Format]),
-    default="q4h",
-    show_default=True,
-    help="q4raw imports 4-bit lattices with zero point 8 exactly.",
-)
+@_choice(Effort, "--effort")
+@_choice(Int4Format, "--int4-format")
 @click.option(
     "--calibration",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=None,
     help="UTF-8 text for error feedback instead of the one that ships with gemmake.",
 )
@@ -145,42 +135,27 @@ def _kv_type(_ctx: click.Context, _param: click.Parameter, value: str) -> KvType
     help="Write the state after a pass to OUTPUT.PASS.json; may be repeated.",
 )
 @click.option("--workers", type=int, default=0, help="Compile threads (default: all cores).")
+@click.option(
+    "--baseline",
+    is_flag=True,
+    envvar="GEMMAKE_BASELINE",
+    help="Use no instruction sets above the build's own: slow, same bytes.",
+)
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 @_refuse("--throttle-mode")
 @_refuse("--profile")
 @_refuse("--prefill-sample-ratio")
 @click.version_option(__version__, prog_name="gemmake")
-def main(
-    debug: bool,
-    memory_layout: str,
-    quantization: str,
-    effort: str,
-    int4_format: str,
-    kv_cache_type: KvType,
-    **options: object,
-) -> None:
+def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact."""
-    del memory_layout  # one layout exists; the choice is checked by its type
-    from gemmake.pipeline import compile_model
+    with command("gemmake", debug):
+        from gemmake.pipeline import compile_model
 
-    try:
-        request = CompileOptions(
-            quantization=Quantization(quantization),
-            effort=Effort(effort),
-            int4_format=Int4Format(int4_format),
-            kv_type=kv_cache_type,
-            **options,  # type: ignore[arg-type]
-        )
+        request = CompileOptions(**options)
         with terminal(request.verbose) as reporter:
             result = compile_model(request, reporter)
-    except GemError as error:
-        if debug:
-            raise
-        raise HouseError(error) from None
-    except KeyboardInterrupt:
-        raise click.Abort() from None
-    click.echo(render_result(result))
+        click.echo(render_result(result))
 
 
 if __name__ == "__main__":

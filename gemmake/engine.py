@@ -70,9 +70,7 @@ class Engine:
         """Digest of the logits and the greedy ids that follow a prompt."""
         ids = ffi.new("uint32_t[]", list(prompt))
         out, digest = ffi.new("uint32_t[]", steps), ffi.new("uint64_t *")
-        self._check(
-            lib.gemrun_internal_digest(self._ctx, ids, len(prompt), out, steps, digest)
-        )
+        self._check(lib.gemrun_internal_digest(self._ctx, ids, len(prompt), out, steps, digest))
         return int(digest[0]), list(out[0:steps])
 
     def usable_context(self) -> tuple[int, int]:

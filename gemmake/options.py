@@ -10,7 +10,7 @@ from gemmake.errors import UsageError
 
 
 class Quantization(str, Enum):
-    """Weight format of the body: q4h, q8, or float32."""
+    """Weights of the layers: 4 bits, 8 bits, or float32 as they are."""
 
     INT4 = "int4"
     INT8 = "int8"
@@ -25,14 +25,15 @@ class KvType(str, Enum):
 
 
 class Effort(str, Enum):
-    """How int4 codes are found: `fast` searches bounds, `full` adds error feedback (GPTQ)."""
+    """How int4 codes are found: with error feedback over a text, or by search of bounds alone."""
 
-    FAST = "fast"
     FULL = "full"
+    FAST = "fast"
 
 
 class Int4Format(str, Enum):
-    """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8."""
+    """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8, which imports
+    such lattices exactly."""
 
     Q4H = "q4h"
     Q4RAW = "q4raw"
@@ -41,10 +42,9 @@ class Int4Format(str, Enum):
 #: The options of DESIGN section 5 that do not work yet, each with the reason it is refused.
 #: The list may only shrink; tests/unit/test_gemmake_options.py holds a copy.
 REFUSED: dict[str, str] = {
-    "--throttle-mode": "throttling is done by the control daemon, which is not part of this version",
+    "--throttle-mode": "throttling needs the control daemon, which is not part of this version",
     "--profile": "memory profiles are not part of this version",
-    "--prefill-sample-ratio": "it calibrates the dynamic sparse KV cache, which is not part of this "
-    "version",
+    "--prefill-sample-ratio": "it serves the sparse KV cache, which is not part of this version",
     "--kv-cache-type dynamic-sparse": "the sparse KV cache is not part of this version; use "
     "--kv-cache-type int8",
 }
@@ -52,6 +52,7 @@ REFUSED: dict[str, str] = {
 MEMORY_LAYOUT = "compile-time-deterministic"
 MAX_CONTEXT = 1 << 20
 MAX_THREADS = 8
+MAX_WORKERS = 64
 MAX_CHUNK = 4096
 
 
@@ -61,7 +62,8 @@ class CompileOptions:
 
     `context` is the compiled KV cache size in tokens, `chunk` the tokens of a prefill step,
     `run_threads` the thread count that the memory total is stated for (None: from the target).
-    `workers` is the compile's own thread count and never changes a byte.
+    `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine)
+    and everything about output never change a byte.
     """
 
     model: Path
@@ -80,18 +82,23 @@ class CompileOptions:
     dump_after: tuple[str, ...] = ()
     verbose: bool = False
     workers: int = 0
+    baseline: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their ranges. Raises UsageError."""
         _within("--kv-cache-size", self.context, 1, MAX_CONTEXT, "tokens")
         _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
+        _within("--workers", self.workers, 0, MAX_WORKERS, "threads")
         if self.run_threads is not None:
             _within("--run-threads", self.run_threads, 1, MAX_THREADS, "threads")
         if self.temperature_threshold is not None:
             _within("--temperature-threshold", self.temperature_threshold, 30, 125, "°C")
 
     def recorded(self) -> dict[str, object]:
-        """The options that decide bytes, for the manifest: no paths, no thread counts."""
+        """The options that decide bytes, for the manifest: no paths, no thread counts.
+
+        The target and the calibration text stand there by their own names and hashes.
+        """
         return {
             "chunk": self.chunk,
             "context": self.context,
@@ -101,7 +108,6 @@ class CompileOptions:
             "memory_layout": MEMORY_LAYOUT,
             "quantization": self.quantization.value,
             "run_threads": self.run_threads,
-            "target": self.target,
             "temperature_threshold": self.temperature_threshold,
         }
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmake import __version__, calibration
-from gemmake.engine import Engine
 from gemmake.emit import Emission, Tally, emit_tensor
+from gemmake.engine import Engine
 from gemmake.errors import OutputError, UsageError
 from gemmake.hdf import load_hdf
 from gemmake.load import load_checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,6 +20,9 @@ class Reporter(Protocol):
     def advance(self, amount: int = 1) -> None:
         """`amount` units of the current phase are done."""
 
+    def rename(self, phase: str) -> None:
+        """The current phase goes on under another name; its units and time left stay."""
+
     def info(self, sentence: str) -> None:
         """One line for --verbose."""
 
@@ -32,12 +36,15 @@ class Silent:
     def advance(self, amount: int = 1) -> None:
         """Nothing to show."""
 
+    def rename(self, phase: str) -> None:
+        """Nothing to show."""
+
     def info(self, sentence: str) -> None:
         """Nothing to show."""
 
 
 class Terminal:
-    """A bar on stderr with the phase, the share done and the time left."""
+    """A bar on stderr with the phase, the share done and the time left; INFO lines on stdout."""
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
         self._progress = progress
@@ -55,15 +62,31 @@ class Terminal:
         if self._task is not None:
             self._progress.advance(self._task, amount)
 
+    def rename(self, phase: str) -> None:
+        """Change the text beside the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, description=phase)
+
     def info(self, sentence: str) -> None:
-        """Print the line above the bar when --verbose was given."""
+        """Print the line when --verbose was given."""
         if self._verbose:
-            self._progress.console.print(f"INFO: {sentence}", markup=False, highlight=False)
+            self._line(f"INFO: {sentence}")
+
+    def _line(self, text: str) -> None:
+        """Print to stdout; above the bar where both are the same terminal."""
+        console = self._progress.console
+        if console.is_terminal and sys.stdout.isatty():
+            console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
 
 
 @contextmanager
 def terminal(verbose: bool) -> Iterator[Terminal]:
-    """A Terminal for the length of a compile; the bar vanishes at the end."""
+    """A Terminal for the length of a compile; the bar vanishes at the end.
+
+    Without a terminal on stderr there is no bar.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -71,5 +94,12 @@ def terminal(verbose: bool) -> Iterator[Terminal]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, soft_wrap=True)
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    ) as progress:
         yield Terminal(progress, verbose)

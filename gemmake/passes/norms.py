@@ -20,6 +20,7 @@ def _folded(ref: TensorRef) -> TensorRef:
     offset = np.float32(ref.norm_offset)
 
     def read(first: int, count: int) -> FloatRows:
-        return ref.read(first, count) + offset
+        effective: FloatRows = ref.read(first, count) + offset
+        return effective
 
     return replace(ref, read=read, norm_offset=0.0)

@@ -1,0 +1,137 @@
+"""Every failure becomes one sentence and an exit code; a stop request cleans up and says so.
+
+    with command("gemmake", debug):     the body of a command; exits the process on any failure
+        with sentences():               errors of every kind, in and out of our code, as GemError
+            ...
+
+Exit codes: those of GemError's classes (errors.py), 1 for a lack of memory and for faults of the
+tool itself, 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from gemmake.errors import ArtifactError, GemError, OutputError, TargetError
+from gemmake.passes.quant import HelperError
+from gemrun.errors import GemRunError, MachineError
+from gemrun.format.codes import FormatError
+from gemrun.format.writer import WriteError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class HostError(GemError):
+    """The machine that compiles ran out of something, or an input could not be read."""
+
+
+class InternalError(GemError):
+    """A fault of the tool itself."""
+
+
+class Stopped(BaseException):
+    """The user or the system asked the command to stop. Not an Exception: nothing may eat it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def command(tool: str, debug: bool) -> Iterator[None]:
+    """Run the body of a command. Failures print `<tool>: <sentence>` and exit; with `debug` they
+    are raised. SIGINT and SIGTERM unwind the body once, so that it removes what it has begun."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # no encoding may turn a message into a failure
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with stoppable(), sentences():
+            yield
+    except Stopped as stop:
+        _leave(tool, f"stopped by {stop}; no artifact was written", stop.exit_code)
+    except GemError as error:
+        if debug:
+            raise
+        _leave(tool, str(error), error.exit_code)
+
+
+def _leave(tool: str, sentence: str, code: int) -> NoReturn:
+    print(f"{tool}: {sentence}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGINT and SIGTERM raise Stopped once; further ones are ignored while the body cleans up."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """Turn errors of libraries, of the system and of our own lower layers into GemError."""
+    try:
+        yield
+    except GemError:
+        raise
+    except Exception as error:
+        raise translated(error) from error
+
+
+def translated(error: Exception) -> GemError:
+    """The GemError that says what another error means to a user."""
+    if isinstance(error, WriteError):
+        return OutputError(str(error))
+    if isinstance(error, FormatError):
+        return ArtifactError(str(error))
+    if isinstance(error, MemoryError):
+        return _memory(str(error))
+    if isinstance(error, MachineError):
+        return _memory(f"engine: {error}")
+    if isinstance(error, GemRunError):
+        return ArtifactError(f"engine: {error} (status {error.code})")
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return TargetError(f"{error.title}: {place}: {first['msg']}; correct the value")
+    if isinstance(error, OSError):
+        return _system(error)
+    kind = "helper" if isinstance(error, HelperError) else type(error).__name__
+    return InternalError(
+        f"internal fault: {kind}: {' '.join(str(error).split())}; "
+        "run again with --debug and report the traceback"
+    )
+
+
+def _memory(what: str) -> HostError:
+    return HostError(
+        f"host: out of memory{': ' if what else ''}{what}; "
+        "close other programs, use fewer --workers or a machine with more memory"
+    )
+
+
+def _system(error: OSError) -> HostError:
+    names = [n for n in (error.filename, error.filename2) if isinstance(n, str | bytes)]
+    where = os.fsencode(names[0]).decode("utf-8", "backslashreplace") if names else "host"
+    reason = error.strerror or str(error)
+    return HostError(f"{where}: {reason}; check the path, its permissions and the free space")
