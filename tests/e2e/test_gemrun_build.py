@@ -1,0 +1,77 @@
+"""The engine's other ways to be built: one file, cffi's source, ThreadSanitizer."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gemrun import _build
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+CC = os.environ.get("CC", "cc")
+STRICT = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+
+
+def compile_with(*arguments: str | Path) -> None:
+    command = [CC, *STRICT, "-ffp-contract=off", f"-I{CSRC}", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_file_is_in_every_list() -> None:
+    files = {p.name for p in CSRC.glob("gr_*.c")}
+    one = set(re.findall(r'#include "(gr_\w+\.c)"', (CSRC / "gemrun_one.c").read_text()))
+    assert one == files
+    assert {*_build.sources(), _build.KERNELS} == files
+
+
+def test_one_file_is_the_whole_engine(tmp_path: Path) -> None:
+    main = tmp_path / "main.c"
+    main.write_text(
+        '#include "gemrun.h"\n#include <stdio.h>\n'
+        "int main(int n, char **v)\n{\n"
+        "    gemrun_context_t *c = gemrun_init(n > 1 ? v[1] : 0);\n"
+        "    puts(c ? gemrun_version() : gemrun_last_error());\n"
+        "    gemrun_destroy(c);\n    return 0;\n}\n"
+    )
+    program = tmp_path / "one"
+    compile_with(CSRC / "gemrun_one.c", main, "-o", program, "-pthread")
+    done = subprocess.run([program, "/none"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("/none: cannot be opened (No such file or directory)")
+
+
+def test_header_is_fit_for_cpp(tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    source = tmp_path / "use.cc"
+    source.write_text('#include "gemrun.h"\nint main() { return gemrun_version() == nullptr; }\n')
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run([*command, "-c", source, "-o", tmp_path / "use.o"], check=True)
+
+
+def test_module_declares_the_whole_header(tmp_path: Path) -> None:
+    _build.emit(tmp_path / "engine.c")
+    text = (tmp_path / "engine.c").read_text()
+    for name in re.findall(
+        r"^GEMRUN_API[^;(]*?(gemrun_\w+)\(", (CSRC / "gemrun.h").read_text(), re.M
+    ):
+        assert f"{name}(" in text
+
+
+@pytest.mark.slow
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    """The C tests of the interface under ThreadSanitizer: no report ends them."""
+    sources = [p for p in sorted(CSRC.glob("gr_*.c")) if p.name != _build.KERNELS]
+    program = tmp_path / "test_api"
+    flags = ("-fsanitize=thread", "-g", "-DGR_BASE_ONLY", "-DGR_KERN_SUFFIX=base", "-pthread")
+    test = ROOT / "tests" / "c" / "test_api.c"
+    compile_with(*flags, *sources, CSRC / _build.KERNELS, test, "-o", program)
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "test_api: ok\n"), done.stderr
