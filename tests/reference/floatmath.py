@@ -20,7 +20,7 @@ TINY_AMAX = np.float32(2.0**-50)  # F4: below this a group is all zero
 
 
 class NonFinite(ArithmeticError):
-    """NaN or infinity in an activation group (F5)."""
+    """NaN or infinity in one of the places of section 9."""
 
 
 def f32(value: float) -> np.float32:
@@ -100,6 +100,13 @@ def bits(x: F32) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(x, np.float32).view(np.uint32)
 
 
+def finite(x: F32, what: str) -> F32:
+    """x as it is; NonFinite where a value has all exponent bits set."""
+    if np.any((bits(x) & np.uint32(0x7F800000)) == 0x7F800000):
+        raise NonFinite(what)
+    return x
+
+
 def group_amax(x: F32) -> F32:
     """Largest magnitude on the last axis, as an integer maximum of the bits (A1)."""
     top = (bits(x) & np.uint32(0x7FFFFFFF)).max(axis=-1)
@@ -145,7 +152,8 @@ def quantise_kv(x: F32, group: int) -> tuple[I32, F32]:
 def rmsnorm(x: F32, weight: F32, eps: np.float32) -> F32:
     """r = 1 / sqrt(ss / n + eps); y = (x * r) * w."""
     size = np.float32(x.shape[-1])
-    r = f32(1) / np.sqrt(dot16(x, x) / size + eps)
+    squares = finite(dot16(x, x), "sum of squares of a norm")
+    r = f32(1) / np.sqrt(squares / size + eps)
     y: F32 = (x * r[..., None]) * weight
     return y
 

@@ -85,7 +85,7 @@ class Interpreter:
         final = fm.rmsnorm(x, norm, np.float32(conf["norm_eps"]))
         self.trace("final_norm", -1, final)
         head = self._matrix(int(conf["tens_head"]))
-        logits = head.product(Activations(final))[:, 0]
+        logits = fm.finite(head.product(Activations(final))[:, 0], "logits")
         if int(conf["flags"]) & rec.CONFF_FINAL_SOFTCAP:
             logits = fm.softcap(logits, np.float32(conf["final_softcap"]))
         self.trace("logits", -1, logits)
@@ -160,7 +160,10 @@ class Interpreter:
             dots = _int8_dots(parts[0], parts[1], repeat)
         else:
             if kind == rec.KV_F16:
-                k, v = (t.astype(np.float16).astype(np.float32) for t in (k, v))
+                with np.errstate(over="ignore"):
+                    k, v = (t.astype(np.float16).astype(np.float32) for t in (k, v))
+            for part in (q, k, v):
+                fm.finite(part, "query, key or value")
             dots = _float_dots(q, k, repeat)
         scores = dots * np.float32(layer["score_scale"])
         if int(layer["flags"]) & rec.LAYERF_ATTN_SOFTCAP:
