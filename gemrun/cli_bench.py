@@ -1,0 +1,85 @@
+"""The gembench command: parse, call, render."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from gemrun import __version__
+from gemrun.bench import Options, exit_code, measure
+from gemrun.bench_report import Lines, Progress, as_json
+from gemrun.errors import GemRunError
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    """One sentence on stderr, exit code by class."""
+    click.echo(f"gembench: {text}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def _depths(
+    _ctx: click.Context, _param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None or value == "none":
+        return None if value is None else ()
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise click.BadParameter(f"{value!r} is no list of tokens; give 0,256,512 or none")
+    return tuple(int(part) for part in parts)
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--model", required=True, type=click.Path(path_type=str), help="Artifact: a .gembin.")
+@click.option("--prompt", required=True, help="Text to continue from an empty cache.")
+@click.option("--iterations", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(2),
+    default=64,
+    show_default=True,
+    help="Tokens of an iteration; all are made, whatever the model says.",
+)
+@click.option(
+    "--threads", type=click.IntRange(1, 8), default=None, help="Default: what the machine grants."
+)
+@click.option("--kernel", default=None, help="Force a kernel: scalar, avx2.")
+@click.option(
+    "--kv-cache-size", type=click.IntRange(1), default=None, help="Tokens of context to use."
+)
+@click.option(
+    "--depths",
+    callback=_depths,
+    default=None,
+    metavar="N,N,..",
+    help="Tokens in the cache at which speed is measured, or none.  [default: 0, 1/4, 1/2 and 3/4 "
+    "of the context, as far as a minute allows]",
+)
+@click.option("--chat", is_flag=True, help="The prompt is a user's message: use the template.")
+@click.option("--json", "as_object", is_flag=True, help="Print one JSON object instead of lines.")
+@click.option("--debug", is_flag=True, help="Show a traceback on failure.")
+@click.version_option(__version__, prog_name="gembench")
+def main(as_object: bool, debug: bool, **options: object) -> None:
+    """Measure time to first token, speed, latency, memory and energy of an artifact.
+
+    Runs are greedy. Times are of the monotonic clock. Exit: 0 done, 2 usage, 4 board, 5 memory,
+    6 file, 8 run failed, 130 cancelled.
+    """
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal without UTF-8 gets "?" for the signs
+        sys.stdout.reconfigure(errors="replace")
+    lines = Lines(None if as_object else click.echo, Progress(sys.stderr))
+    try:
+        report = measure(Options(**options), lines)  # type: ignore[arg-type]
+    except (GemRunError, OSError) as error:
+        if debug:
+            raise
+        _fail(str(error), exit_code(error))
+    except KeyboardInterrupt:
+        _fail("run: cancelled; start it again for figures", 130)
+    click.echo(as_json(report)) if as_object else lines.report(report)
+
+
+if __name__ == "__main__":
+    main()
