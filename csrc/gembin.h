@@ -80,7 +80,9 @@ enum {
     GB_REQ_KNOWN = 0x7f
 };
 
-enum { GB_ISA_ANY = 0, GB_ISA_X86_64 = 1, GB_ISA_AARCH64 = 2, GB_ISA_ARMV7 = 3, GB_ISA_RISCV64 = 4 };
+enum {
+    GB_ISA_ANY = 0, GB_ISA_X86_64 = 1, GB_ISA_AARCH64 = 2, GB_ISA_ARMV7 = 3, GB_ISA_RISCV64 = 4
+};
 
 enum gb_format {
     GB_FMT_F32 = 1,        /* 16-row panels, input-major: 16 floats an input */
@@ -123,7 +125,7 @@ typedef struct gb_header {
     uint32_t isa, isa_features, engine_abi_min, kv_layout_id;
     uint8_t hdf_sha256[32], root_sha256[32];
     uint8_t target[16];   /* NUL-padded, not terminated at 16 characters */
-    uint64_t ram_tables;  /* the rest of the mapped file, file_size rounded up to 4096 - ram_weights */
+    uint64_t ram_tables;  /* the rest of the file: pad(file_size, 4096) - ram_weights */
     uint64_t ram_engine;  /* FORMAT.md, "Memory" */
     uint64_t ram_stacks;  /* thread stacks for the planned thread count */
     uint8_t reserved[24];

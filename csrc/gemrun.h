@@ -31,7 +31,7 @@ extern "C" {
 #endif
 
 /* Status codes: numbers are stable. Every call that can fail returns one of these (negative), or a
- * count (0 or more). Classes: -1.. the call, -20.. the file's bytes, -70.. the machine, -90.. the run. */
+ * count (0 or more). Classes: -1.. the call, -20.. the file, -70.. the machine, -80.. the run. */
 typedef enum gemrun_status {
     GEMRUN_OK = 0,
     GEMRUN_E_ARGUMENT = -1,  /* a null pointer, or a number out of its range */
@@ -59,7 +59,7 @@ typedef enum gemrun_status {
     GEMRUN_E_TABLE = -30,    /* section table entry out of place, out of order or repeated */
     GEMRUN_E_GAP = -31,      /* non-zero byte between sections */
     GEMRUN_E_SIGNATURE = -32,
-    GEMRUN_E_MISSING = -33,  /* a section that every artifact has is absent, or an unknown required one */
+    GEMRUN_E_MISSING = -33,  /* a section is absent, or unknown and required */
     GEMRUN_E_SECTION_CRC = -34,
     GEMRUN_E_CONF = -35,
     GEMRUN_E_LAYR = -36,
@@ -102,9 +102,9 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
 typedef struct gemrun_config {
     uint32_t size;               /* sizeof(gemrun_config), set by gemrun_config_default */
     uint32_t kv_cache_size;      /* tokens, 1..compiled context; default: min(1024, compiled) */
-    uint32_t prefill_batch_size; /* tokens per prefill step, 1..compiled chunk; default: all of it */
-    uint32_t threads;            /* 1..8; default: cores of affinity mask and cgroup quota, max planned */
-    uint64_t thread_affinity;    /* bit i: core i may be used, one thread pinned per set bit; 0: none */
+    uint32_t prefill_batch_size; /* tokens per prefill step, up to the compiled chunk */
+    uint32_t threads;            /* 1..8; default: the cores granted, at most the plan */
+    uint64_t thread_affinity;    /* one thread is pinned to each set bit's core; 0: none */
     uint32_t weights_check;      /* gemrun_weights_check */
     uint32_t allow_foreign_board;/* 1: open although built for another known board */
     uint32_t ignore_memory;      /* 1: do not refuse when less memory is available than declared */
@@ -159,7 +159,7 @@ typedef struct gemrun_stats {
     double prefill_tps, decode_tps; /* tokens per second of the last run; 0 if there were none */
     double decode_max_ms;        /* longest single decode step of the last run */
     uint64_t nonfinite_errors;   /* since open */
-    uint64_t ram_weights, ram_tables, ram_arena, ram_kv, ram_engine, ram_stacks; /* bytes, as mapped */
+    uint64_t ram_weights, ram_tables, ram_arena, ram_kv, ram_engine, ram_stacks; /* bytes */
     uint64_t ram_total;          /* their sum: for this thread count */
     uint64_t declared_total;     /* ram_total of the header: for the planned thread count */
     uint64_t locked_bytes;       /* of lock_memory */
@@ -179,7 +179,7 @@ typedef struct gemrun_info { /* facts of an artifact; strings live as long as th
     uint64_t reserved[8];
 } gemrun_info;
 
-typedef struct gemrun_region { /* a mapping of the engine, for comparing with the header's figures */
+typedef struct gemrun_region { /* a mapping of the engine, to compare with what is declared */
     const char *name;            /* weights+tables, arena, kv, engine, stacks */
     const void *address;
     size_t bytes;
@@ -188,50 +188,58 @@ typedef struct gemrun_region { /* a mapping of the engine, for comparing with th
 /* ---- open and close ---- */
 GEMRUN_API gemrun_context_t *gemrun_init(const char *path); /* NULL on failure */
 GEMRUN_API gemrun_config gemrun_config_default(void);
-GEMRUN_API gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path, const gemrun_config *config);
+GEMRUN_API gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
+                                     const gemrun_config *config);
 /* The caller's bytes: `image` (aligned to 4096) must live and stay unchanged until destroy.
  * `memory` (aligned to 4096) holds arena, KV and engine; its size: gemrun_memory_needed. Worker
  * stacks are still mapped unless threads is 1. NULL memory: the engine maps its own. */
-GEMRUN_API gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, size_t image_size,
-                                         void *memory, size_t memory_size, const gemrun_config *config);
-GEMRUN_API int64_t gemrun_memory_needed(const void *image, size_t image_size, const gemrun_config *config);
+GEMRUN_API gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image,
+                                         size_t image_size, void *memory, size_t memory_size,
+                                         const gemrun_config *config);
+GEMRUN_API int64_t gemrun_memory_needed(const void *image, size_t image_size,
+                                        const gemrun_config *config);
 GEMRUN_API void gemrun_destroy(gemrun_context_t *ctx); /* NULL is fine */
 GEMRUN_API void gemrun_reset_kv_cache(gemrun_context_t *ctx);
 
 /* ---- text in, text out ---- */
 /* Greedy or sampled by the artifact's defaults, from an empty cache; ids go to `tokens` (room for
  * max_tokens). Returns their count, or a negative status. The closing stop id is not included. */
-GEMRUN_API int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens, int32_t max_tokens);
+GEMRUN_API int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens,
+                                int32_t max_tokens);
 GEMRUN_API gemrun_request gemrun_request_default(const gemrun_context_t *ctx);
 /* The same with settings; tokens may be NULL. The cache is reset first. */
-GEMRUN_API int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_request *request, int32_t *tokens);
+GEMRUN_API int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt,
+                                   const gemrun_request *request, int32_t *tokens);
 GEMRUN_API int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_t count,
                                const gemrun_request *request, int32_t *tokens);
 GEMRUN_API void gemrun_cancel(gemrun_context_t *ctx); /* ends the running call at the next token */
 
 /* ---- tokens ---- */
 /* flags: bit 0 add bos as the model asks, bit 1 parse control tokens. Returns the count. */
-GEMRUN_API int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, uint32_t flags,
-                                   int32_t *ids, size_t capacity);
+GEMRUN_API int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size,
+                                   uint32_t flags, int32_t *ids, size_t capacity);
 /* Text of ids; flags bit 0: exact bytes instead of U+FFFD for invalid ones, bit 1: show control
  * tokens. Returns the byte count, NUL not counted; at most capacity - 1 bytes are written. */
-GEMRUN_API int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t count, uint32_t flags,
-                                     char *text, size_t capacity);
+GEMRUN_API int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t count,
+                                     uint32_t flags, char *text, size_t capacity);
 /* Append ids to the cache. Returns the tokens now in it. Logits are those after the last one. */
 GEMRUN_API int32_t gemrun_prefill(gemrun_context_t *ctx, const int32_t *ids, size_t count);
 GEMRUN_API int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id); /* one token, as prefill */
 GEMRUN_API int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request); /* an id */
 GEMRUN_API int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count,
                                gemrun_logits_fn fn, void *user); /* logits after every position */
-GEMRUN_API const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count);     /* NULL before a prefill */
-GEMRUN_API const float *gemrun_embedding(const gemrun_context_t *ctx, uint32_t *out_count);  /* final-norm output */
-/* Replay the stored test vectors. Returns how many passed, or GEMRUN_E_TEST_FAILED. Resets the cache. */
+/* Logits and final-norm output of the last token; NULL before a prefill, and once the logits were
+ * changed by sampling with a bias, a ban or a penalty. */
+GEMRUN_API const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count);
+GEMRUN_API const float *gemrun_embedding(const gemrun_context_t *ctx, uint32_t *out_count);
+/* Replay the stored test vectors, from an empty cache. Returns how many there are, all passed. */
 GEMRUN_API int32_t gemrun_run_tests(gemrun_context_t *ctx);
 
 /* ---- facts ---- */
 GEMRUN_API gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out);
 GEMRUN_API gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out);
-GEMRUN_API uint32_t gemrun_regions(const gemrun_context_t *ctx, gemrun_region *out, uint32_t capacity);
+GEMRUN_API uint32_t gemrun_regions(const gemrun_context_t *ctx, gemrun_region *out,
+                                   uint32_t capacity); /* returns how many there are */
 GEMRUN_API const char *gemrun_status_text(gemrun_status status); /* one sentence */
 GEMRUN_API const char *gemrun_last_error(void);                  /* of this thread, never NULL */
 GEMRUN_API const char *gemrun_version(void);
