@@ -145,7 +145,8 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
 {
     uint32_t count = 0, most = top_k == 0 || top_k > rows ? rows : top_k;
     for (uint32_t id = 0; id < rows; id++) {
-        if (!may_be_sampled(e, logits, id)) {
+        if ((count == most && !ranks_before(logits, id, ids[0])) ||
+            !may_be_sampled(e, logits, id)) {
             continue;
         }
         if (count < most) {
@@ -153,7 +154,7 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
             if (count == most && most < rows) {
                 make_heap(logits, ids, count, true);
             }
-        } else if (ranks_before(logits, id, ids[0])) {
+        } else {
             ids[0] = id;
             sift(logits, ids, count, 0, true);
         }
@@ -163,7 +164,7 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
     }
     uint32_t worst = ids[0], kept = 0;
     for (uint32_t id = 0; id < rows; id++) {
-        if (may_be_sampled(e, logits, id) && !ranks_before(logits, worst, id)) {
+        if (!ranks_before(logits, worst, id) && may_be_sampled(e, logits, id)) {
             ids[kept++] = id;
         }
     }
