@@ -135,8 +135,7 @@ def _measure(
     listener: Listener,
 ) -> Report:
     for done in range(options.warmup):
-        _run(context, options)
-        listener.progress("warmup", done + 1, options.warmup)
+        _warm_up(context, options, done, listener)
     listener.warmed_up(options.warmup)
     listener.starting(options.iterations)
     meter = machine.EnergyMeter()
@@ -179,10 +178,24 @@ def _footprint(context: GemRunContext, path: str) -> memory.Footprint | None:
 
 
 # ---- iterations ----
-def _run(context: GemRunContext, options: Options) -> tuple[Tokens, list[float]]:
+def _warm_up(context: GemRunContext, options: Options, done: int, listener: Listener) -> None:
+    """One run that nobody times: it may tell of every token."""
+    made = itertools.count(1)
+
+    def tell(_: str) -> None:
+        number = min(next(made), options.max_tokens)
+        at, total = done * options.max_tokens + number, options.warmup * options.max_tokens
+        listener.progress("warmup, tokens", at, total)
+
+    _run(context, options, tell)
+
+
+def _run(
+    context: GemRunContext, options: Options, tell: Callable[[str], object] | None = None
+) -> tuple[Tokens, list[float]]:
     """One generation from an empty cache, and the time of each of its decode steps in ms."""
     times: list[int] = []
-    run = _Run(context._handle, lambda _: times.append(time.monotonic_ns()))
+    run = _Run(context._handle, tell or (lambda _: times.append(time.monotonic_ns())))
     messages = [{"role": "user", "content": options.prompt}] if options.chat else None
     tokens = context._generate(
         None if messages else options.prompt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,6 +115,22 @@ def test_failures(arguments: tuple[str | Path, ...], code: int, sentence: str) -
     assert re.fullmatch(sentence, done.stderr.strip()), done.stderr
     assert "Traceback" not in done.stderr
     assert "Average" not in done.stdout
+
+
+def test_interrupted() -> None:
+    """Ctrl-C ends the run at its next token, with one sentence."""
+    command = [sys.executable, "-m", "gemrun.cli_bench", "--model", str(GOLDEN), "--prompt", "x"]
+    options = ["--iterations", "100000", "--warmup", "0", "--max-tokens", "8"]
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("Iteration 2:") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "gembench: run: cancelled; start it again for figures"
+    assert "Traceback" not in errors
 
 
 def test_help_names_every_option() -> None:
