@@ -10,29 +10,34 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
-from gemmake.emit import Emission, Tally, emit_tensor
+from gemmake import images
+from gemmake.emit import Chunk, Host
 from gemmake.engine import Capture, Engine
 from gemmake.errors import CheckpointError, UsageError
-from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Model, Role, TensorRef, TokenizerSource
+from gemmake.hdf import show
+from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Role
 from gemmake.options import CompileOptions, KvType, Quantization
 from gemmake.passes import layout, quant
 from gemmake.passes.layout import StreamTensor
-from gemmake.passes.tokens import compile_tokenizer
 from gemmake.progress import Reporter
 from gemmake.state import State
-from gemrun.format import assemble, spec, writer
+from gemrun.format import spec
 
 WINDOW = 512  # tokens of one forward
 WINDOWS = 24
 CHUNK = 128  # tokens of a prefill step; a multiple of 32, so that sums do not depend on it
-TABLE_ROWS = 32  # vocabulary of the one-layer images
+
+#: Work of a weight in one window of 512 tokens, in units of its search: for the progress bar.
+MEASURE_UNITS = 6  # forward in float32, and Hessians
+FORWARD_UNITS = 2  # forward with the stored weights
 
 #: Which product's inputs a matrix multiplies: the step at which the engine shows them.
 STEP_OF_ROLE: Mapping[int, spec.Op] = {
@@ -51,7 +56,7 @@ def load_text(options: CompileOptions) -> tuple[str, InputFile]:
         name = "calibration.txt"
         data = (resources.files("gemmake") / "data" / name).read_bytes()
     else:
-        name = options.calibration.name
+        name = show(options.calibration.name)
         try:
             data = options.calibration.read_bytes()
         except OSError as error:
@@ -68,53 +73,85 @@ def load_text(options: CompileOptions) -> tuple[str, InputFile]:
 
 
 class Calibrator:
-    """Hands out error feedback for the tensors of the stream, in their order.
+    """Makes error feedback for one layer after the other. A context manager: it has a work folder.
 
-    Call `feedback` when a tensor begins and `keep` with its bytes; the layers advance by
-    themselves. Holds the hidden states (float32 [tokens, hidden]) and one layer's Hessians.
+    Call `prepare` when a layer begins, `feedback` for its tensors, and `keep` with their bytes.
+    Holds the hidden states (float32 [tokens, hidden]) and one layer's feedback.
     """
 
-    def __init__(self, state: State, text: str, threads: int, reporter: Reporter) -> None:
+    def __init__(self, state: State, host: Host, reporter: Reporter) -> None:
         self._state = state
-        self._threads = threads
+        self._host = host
+        self._reporter = reporter
         self._layer = -1
         self._feedback: dict[spec.Op, quant.Feedback] = {}
         self._bytes = bytearray()
         self._folder = tempfile.TemporaryDirectory(prefix="gemmake-")
-        reporter.start("reading calibration text", 1)
-        ids, self._window = self._encode(text)
-        self._hidden = _embed(state, ids)
+        self._hidden: FloatRows = np.zeros((0, state.model.spec.hidden), np.float32)
+        self._window = 0
+
+    def __enter__(self) -> Calibrator:
+        try:
+            self._reporter.start("reading the calibration text", 1)
+            with self._host.clock.timed("calibrate"):
+                ids, self._window = self._encode(self._state.text)
+                self._hidden = embed(self._state, ids, self._host)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._folder.cleanup()
+
+    @property
+    def units(self) -> int:
+        """Work of calibrating a weight of a layer, in units of its search."""
+        return self._windows * (MEASURE_UNITS + FORWARD_UNITS)
+
+    def prepare(self, layer: int) -> None:
+        """Advance to a layer: finish the one before and measure what this one sees."""
+        with self._host.clock.timed("calibrate"):
+            if self._layer >= 0:
+                self._finish_layer()
+            self._layer = layer
+            self._feedback = {}  # before the next is made: one layer's at a time
+            self._feedback = self._measure(layer)
 
     def feedback(self, tensor: StreamTensor) -> quant.Feedback | None:
-        """Error feedback for a tensor; None where it is not an int4 matrix of a layer."""
-        layer = tensor.record.layer
-        if layer >= 0 and layer != self._layer:
-            self._finish_layer()
-            self._layer = layer
-            self._feedback = self._measure(layer)
+        """Error feedback for a tensor of the layer; None where it is not a matrix of it."""
+        if tensor.record.layer != self._layer:
+            return None
         step = STEP_OF_ROLE.get(tensor.record.role)
         return self._feedback[step] if step is not None else None
 
-    def keep(self, tensor: StreamTensor, chunk: bytes) -> None:
-        """Remember the packed bytes of the current layer, gaps included."""
-        if tensor.record.layer != self._layer:
+    def keep(self, chunk: Chunk) -> None:
+        """Remember the packed bytes of the layer, gaps included."""
+        if chunk.tensor.record.layer != self._layer:
             return
         start = self._state.stream.of_layer(self._layer)[0].record.offset
-        gap = tensor.record.offset - start - len(self._bytes)
+        gap = chunk.tensor.record.offset - start - len(self._bytes)
         if gap > 0:
             self._bytes += bytes(gap)
-        self._bytes += chunk
+        self._bytes += chunk.data
+
+    @property
+    def _windows(self) -> int:
+        return len(self._hidden) // max(1, self._window)
 
     def _finish_layer(self) -> None:
         """Make the next layer's hidden states with the weights as they were stored."""
-        if self._layer < 0:
-            return
         options = replace(self._state.options, context=self._window, chunk=CHUNK)
-        image = self._image(self._layer, options, bytes(self._bytes))
-        self._run(image, None)
+        self._run(options, bytes(self._bytes), None, FORWARD_UNITS)
         self._bytes.clear()
 
     def _measure(self, layer: int) -> dict[spec.Op, quant.Feedback]:
+        host = self._host
         options = replace(
             self._state.options,
             quantization=Quantization.NONE,
@@ -122,209 +159,80 @@ class Calibrator:
             context=self._window,
             chunk=CHUNK,
         )
-        image = self._image(layer, options, None)
         hessians: dict[int, quant.F64] = {}
 
         def capture(_layer: int, step: int, x: FloatRows) -> None:
             if step not in hessians:
                 hessians[step] = quant.new_hessian(x.shape[1])
-            quant.hessian_add(hessians[step], x, threads=self._threads)
+            quant.hessian_add(hessians[step], x, threads=host.threads, flags=host.flags)
 
-        keep = self._hidden.copy()
-        self._run(image, capture)
-        self._hidden = keep
-        result = {}
-        for step in sorted(hessians):
-            result[spec.Op(step)] = quant.gptq_prepare(hessians.pop(step), threads=self._threads)
-        return result
+        before = self._hidden.copy()
+        self._run(options, None, capture, MEASURE_UNITS)
+        self._hidden = before
+        return {
+            spec.Op(step): quant.gptq_prepare(
+                hessians.pop(step), threads=host.threads, flags=host.flags
+            )
+            for step in sorted(hessians)
+        }
 
-    def _run(self, image: Path, capture: Capture | None) -> None:
-        """Run a one-layer image over all windows; the hidden states change in place."""
-        with Engine(image, min(self._threads, spec.MAX_THREADS)) as engine:
+    def _run(
+        self, options: CompileOptions, weights: bytes | None, capture: Capture | None, units: int
+    ) -> None:
+        """Run the layer over all windows; the hidden states change in place."""
+        host, layer = self._host, self._layer
+        small = images.one_layer(self._state, layer, options)
+        work = units * layer_weights(self._state, layer)
+        with (
+            images.written(small, Path(self._folder.name), host, weights) as path,
+            Engine(path, min(host.threads, spec.MAX_THREADS), host.baseline) as engine,
+        ):
             for first in range(0, len(self._hidden), self._window):
                 engine.run_hidden(self._hidden[first : first + self._window], CHUNK, capture)
-
-    def _image(self, layer: int, options: CompileOptions, weights: bytes | None) -> Path:
-        state = _one_layer(self._state, layer, options)
-        path = Path(self._folder.name) / "layer.gembin"
-        _write_image(state, path, weights, self._threads)
-        return path
+                self._reporter.advance(work)
 
     def _encode(self, text: str) -> tuple[list[int], int]:
         """Token ids of whole windows, and the window: each starts with bos where raw text does."""
-        state = _tokenizer_only(self._state, len(text.encode()))
-        path = Path(self._folder.name) / "tokenizer.gembin"
-        _write_image(state, path, None, self._threads)
-        with Engine(path, 1) as engine:
+        state = images.tokenizer_only(self._state, len(text.encode()))
+        with (
+            images.written(state, Path(self._folder.name), self._host) as path,
+            Engine(path, 1, self._host.baseline) as engine,
+        ):
             ids = engine.encode(text)
-        generation = self._state.model.spec.generation
-        bos = [generation.bos_id] if generation.add_bos and generation.bos_id is not None else []
-        window = min(WINDOW, self._state.model.spec.trained_context) // 32 * 32
-        step = window - len(bos)
-        if len(ids) < step:
-            raise CheckpointError(
-                f"calibration text: {len(ids)} tokens, at least {step} are needed; "
-                "give a longer text with --calibration"
-            )
-        count = min(WINDOWS, len(ids) // step)
-        windows = [bos + ids[i * step : (i + 1) * step] for i in range(count)]
+        info = self._state.model.spec
+        turns = info.generation
+        bos = [turns.bos_id] if turns.add_bos and turns.bos_id is not None else []
+        window = max(spec.KV_BLOCK, min(WINDOW, info.trained_context) // 32 * 32)
+        windows = cut(ids, window, bos)
         return [token for one in windows for token in one], window
 
 
-def _embed(state: State, ids: list[int]) -> FloatRows:
+def cut(ids: Sequence[int], window: int, bos: list[int]) -> list[list[int]]:
+    """Up to WINDOWS windows of the text, each starting with bos. Raises CheckpointError."""
+    step = window - len(bos)
+    if len(ids) < step:
+        raise CheckpointError(
+            f"calibration text: {len(ids)} tokens, at least {step} are needed; "
+            "give a longer text with --calibration"
+        )
+    count = min(WINDOWS, len(ids) // step)
+    return [bos + list(ids[i * step : (i + 1) * step]) for i in range(count)]
+
+
+def layer_weights(state: State, layer: int) -> int:
+    """Weights of a layer in the checkpoint."""
+    return sum(s.rows * s.cols for t in state.stream.of_layer(layer) for s in t.sources)
+
+
+def embed(state: State, ids: Sequence[int], host: Host) -> FloatRows:
     """Hidden states that the engine would start from: stored embedding rows, scaled."""
     model = state.model
-    key = (MODEL_LAYER, Role.HEAD if model.spec.tied else Role.EMBED)
-    source = model.tensors[key]
+    source = model.tensors[MODEL_LAYER, Role.HEAD if model.spec.tied else Role.EMBED]
     unique = sorted(set(ids))
     rows = np.concatenate([source.read(i, 1) for i in unique])
     if layout.table_format(state.options) is spec.Format.Q8_ROWS:
-        rows = quant.dequantise(quant.search_q8_rows(rows))
+        found = quant.search_q8_rows(rows, threads=host.threads, flags=host.flags)
+        rows = quant.dequantise(found)
     place = {token: i for i, token in enumerate(unique)}
     picked = rows[[place[token] for token in ids]]
     return np.ascontiguousarray(picked * np.float32(model.spec.embed_scale), dtype=np.float32)
-
-
-# ---- small images ----
-def _zeros(role: Role, rows: int, cols: int) -> TensorRef:
-    def read(_first: int, count: int) -> FloatRows:
-        return np.zeros((count, cols), np.float32)
-
-    return TensorRef(role, MODEL_LAYER, role.name.lower(), rows, cols, "F32", read)
-
-
-def _tables(rows: int, hidden: int) -> dict[tuple[int, Role], TensorRef]:
-    return {
-        (MODEL_LAYER, Role.FINAL_NORM): _zeros(Role.FINAL_NORM, 1, hidden),
-        (MODEL_LAYER, Role.HEAD): _zeros(Role.HEAD, rows, hidden),
-    }
-
-
-def _one_layer(state: State, layer: int, options: CompileOptions) -> State:
-    """The state of a model with only this layer, and tables of zeros."""
-    model = state.model
-    chosen = replace(model.spec.layers[layer], rope=0)
-    info = replace(
-        model.spec,
-        layers=(chosen,),
-        ropes=(model.spec.ropes[model.spec.layers[layer].rope],),
-        vocab_rows=TABLE_ROWS,
-        tied=True,
-        final_softcap=None,
-        generation=replace(model.spec.generation, stop_ids=(), bos_id=None, add_bos=False),
-    )
-    tensors = {
-        (0, role): replace(ref, layer=0)
-        for (index, role), ref in model.tensors.items()
-        if index == layer
-    }
-    tensors.update(_tables(TABLE_ROWS, info.hidden))
-    small = Model(info, tensors, _TINY_TOKENIZER)
-    return _planned(
-        replace(
-            state,
-            model=small,
-            options=options,
-            tokn=compile_tokenizer(_TINY_TOKENIZER, TABLE_ROWS, info.generation),
-        )
-    )
-
-
-def _tokenizer_only(state: State, text_bytes: int) -> State:
-    """The state of a model that can do nothing but encode text: one tiny layer of zeros.
-
-    Its context is chosen so that the tokenizer's scratch is planned for the text.
-    """
-    info = state.model.spec
-    hidden, layer = (
-        32,
-        replace(
-            info.layers[0],
-            heads=1,
-            kv_heads=1,
-            head_dim=32,
-            ffn=32,
-            rope=0,
-            qk_norm=False,
-            qkv_bias=False,
-        ),
-    )
-    rope = replace(info.ropes[0], dims=32, kind="default")
-    small = replace(info, hidden=hidden, layers=(layer,), ropes=(rope,), tied=True)
-    roles = {
-        Role.ATTN_NORM: 1,
-        Role.Q: 32,
-        Role.K: 32,
-        Role.V: 32,
-        Role.O: 32,
-        Role.FFN_NORM: 1,
-        Role.POST_ATTN_NORM: 1,
-        Role.POST_FFN_NORM: 1,
-        Role.GATE: 32,
-        Role.UP: 32,
-        Role.DOWN: 32,
-    }
-    if layer.block == 0:
-        del roles[Role.POST_ATTN_NORM], roles[Role.POST_FFN_NORM]
-    tensors = {
-        (0, role): replace(_zeros(role, rows, hidden), layer=0) for role, rows in roles.items()
-    }
-    tensors.update(_tables(info.vocab_rows, hidden))
-    options = replace(state.options, context=_context_for(text_bytes), chunk=1)
-    model = replace(state.model, spec=small, tensors=tensors)
-    return _planned(replace(state, model=model, options=options))
-
-
-def _context_for(text_bytes: int) -> int:
-    context = max(64, text_bytes // 16 + 1)  # sizes.text_limit grows by 16 bytes a position
-    if context > spec.MAX_CONTEXT:
-        raise UsageError(
-            f"--calibration: the text has {text_bytes} bytes, at most "
-            f"{16 * spec.MAX_CONTEXT} are used; cut it"
-        )
-    return context
-
-
-def _planned(state: State) -> State:
-    """Layout and memory plan of a small image; no budget, no template."""
-    from gemmake.pipeline import lay_out, plan_memory
-
-    return plan_memory(lay_out(replace(state, tmpl=None)))
-
-
-def _write_image(state: State, path: Path, layer_bytes: bytes | None, threads: int) -> None:
-    """Write a small artifact; `layer_bytes` are the packed tensors of its only layer, if made."""
-    from gemmake.pipeline import manifest_of, records_of
-
-    text = manifest_of(state, {}, None)
-    assembled = assemble.assemble(replace(records_of(state, 0, 1), manifest=text))
-    emission = Emission(None, threads)
-    with writer.ArtifactWriter(path, assembled.header, assembled.parts) as out:
-        position = 0
-        for tensor in state.stream.tensors:
-            out.write_weights(bytes(tensor.record.offset - position))
-            position = tensor.end
-            if layer_bytes is not None and tensor.record.layer == 0:
-                start = tensor.record.offset
-                out.write_weights(layer_bytes[start : tensor.end])
-                continue
-            for chunk in emit_tensor(tensor, emission, Tally(), lambda _count: None):
-                out.write_weights(chunk)
-        out.finish()
-
-
-_BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": False,
-}
-#: A vocabulary for images that are never given text.
-_TINY_TOKENIZER = TokenizerSource(
-    {
-        "model": {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []},
-        "pre_tokenizer": _BYTE_LEVEL,
-        "decoder": _BYTE_LEVEL,
-        "added_tokens": [],
-    }
-)

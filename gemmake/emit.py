@@ -1,13 +1,15 @@
-"""From checkpoint rows to the weight stream: quantise and pack tensor after tensor.
+"""From checkpoint rows to the weight stream: read, quantise and pack, block after block.
 
-Rows come in blocks of at most 32 MB, so that the memory of a compile does not grow with the
-checkpoint. Error feedback, where it is asked for, is handed in per tensor.
+Rows come in blocks of at most 16 MB of float32, so that the memory of a compile does not grow with
+the checkpoint. Three stages overlap: one reads, one searches, one packs and hands out bytes. Blocks
+keep their order and rows are independent, so the bytes do not depend on how the stages meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,9 +17,14 @@ from gemmake.errors import CheckpointError
 from gemmake.model import FloatRows, TensorRef
 from gemmake.passes import quant
 from gemmake.passes.layout import StreamTensor
+from gemmake.stages import Clock, ahead
 from gemrun.format import spec
 
-BLOCK_BYTES = 32 << 20  # of float32 rows
+BLOCK_BYTES = 16 << 20  # of float32 rows
+BASELINE = 1  # GM_BASELINE of csrc/gm_helper.h
+
+FeedbackOf = Callable[[StreamTensor], "quant.Feedback | None"]
+Found = quant.Q4hRows | quant.Q4rawRows | quant.Q8Rows
 
 
 @dataclass
@@ -38,130 +45,187 @@ class Tally:
             "zero_groups": float(self.zero_groups),
         }
 
+    def count(self, values: FloatRows, rows: Found) -> None:
+        """Add the rows of a block."""
+        error, power = quant.error_sums(values, quant.dequantise(rows))
+        for value in error:
+            self.error += float(value)
+        for value in power:
+            self.power += float(value)
+        scales = rows.supers if isinstance(rows, quant.Q8Rows) else rows.scales
+        self.groups += int(scales.size)
+        self.zero_groups += int(np.count_nonzero(scales == 0))
+
 
 @dataclass(frozen=True)
-class Emission:
-    """What it takes to emit a tensor: error feedback (None: search alone) and threads."""
+class Host:
+    """How the compiling machine works; none of it changes a byte."""
 
-    feedback: quant.Feedback | None
     threads: int
+    baseline: bool = False  # no instruction sets above the build's own
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def flags(self) -> int:
+        """Flags of the helper's calls."""
+        return BASELINE if self.baseline else 0
 
 
-def emit_tensor(
-    tensor: StreamTensor, emission: Emission, tally: Tally, advance: Callable[[int], None]
-) -> Iterator[bytes]:
-    """The bytes of one tensor in order, the gap before a second region included.
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of a tensor, in order; `weights` of the checkpoint are settled with them."""
 
-    `advance` is told the weights that are done. Raises CheckpointError.
+    tensor: StreamTensor
+    data: bytes
+    weights: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows first.. of a tensor's sources, and what the search has made of them."""
+
+    tensor: StreamTensor
+    first: int
+    parts: tuple[FloatRows, ...]
+    found: tuple[Found, ...] = ()
+
+    @property
+    def weights(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def last(self) -> bool:
+        """Whether the tensor ends with this block."""
+        return self.first + len(self.parts[0]) == self.tensor.sources[0].rows
+
+
+def emit(
+    tensors: Iterable[StreamTensor], feedback: FeedbackOf, host: Host, tallies: Mapping[str, Tally]
+) -> Generator[Chunk, None, None]:
+    """The bytes of the tensors in order. `tallies` holds one per label of a quantised tensor.
+
+    Raises CheckpointError for values that cannot be stored, naming tensor and rows.
     """
-    match tensor.format:
-        case spec.Format.VECTOR:
-            yield _vector(tensor)
-        case spec.Format.Q8_ROWS:
-            yield from _table(tensor, emission, tally, advance)
-        case spec.Format.F32 | spec.Format.F16:
-            yield from _floats(tensor, advance)
-        case _:
-            yield from _body(tensor, emission, tally, advance)
+    blocks = ahead(_read(tensors, host))
+    found = ahead(_search(blocks, feedback, host))
+    with contextlib.closing(found):
+        yield from _pack(found, host, tallies)
 
 
-def _vector(tensor: StreamTensor) -> bytes:
-    values = _rows(tensor.sources[0], 0, 1)
-    return values.astype("<f4").tobytes().ljust(tensor.record.size, b"\0")
+# ---- first stage ----
+def _read(tensors: Iterable[StreamTensor], host: Host) -> Generator[_Block, None, None]:
+    for tensor in tensors:
+        for first, count in _spans(tensor.sources[0]):
+            with host.clock.timed("read"):
+                parts = tuple(source.read(first, count) for source in tensor.sources)
+            yield _Block(tensor, first, parts)
 
 
-def _rows(source: TensorRef, first: int, count: int) -> FloatRows:
-    """Rows of a checkpoint tensor; NaN and infinity stop the compile with their place."""
-    values = source.read(first, count)
-    bad = ~np.isfinite(values)
-    if bad.any():
-        row, col = np.argwhere(bad)[0]
-        raise CheckpointError(
-            f"{source.name}: value at [{first + row}, {col}] is {values[row, col]}; "
-            "repair the checkpoint"
-        )
-    return values
-
-
-def _blocks(source: TensorRef) -> Iterator[tuple[int, int]]:
+def _spans(source: TensorRef) -> Iterator[tuple[int, int]]:
     """(first row, rows) of blocks that end on panels."""
     step = max(spec.PANEL, BLOCK_BYTES // (4 * source.cols) // spec.PANEL * spec.PANEL)
     for first in range(0, source.rows, step):
         yield first, min(step, source.rows - first)
 
 
-def _floats(tensor: StreamTensor, advance: Callable[[int], None]) -> Iterator[bytes]:
-    kind = quant.Format(tensor.format)
-    for first, count in _blocks(tensor.sources[0]):
-        parts = [_rows(source, first, count) for source in tensor.sources]
-        yield quant.pack_float(parts[0], kind, *parts[1:]).tobytes()
-        advance(sum(p.size for p in parts))
+# ---- second stage ----
+def _search(
+    blocks: Generator[_Block, None, None], feedback: FeedbackOf, host: Host
+) -> Generator[_Block, None, None]:
+    with contextlib.closing(blocks):
+        for block in blocks:
+            with host.clock.timed("search"), _named(block):
+                found = _quantised(block, feedback(block.tensor), host)
+            yield _Block(block.tensor, block.first, block.parts, found)
 
 
-def _table(
-    tensor: StreamTensor, emission: Emission, tally: Tally, advance: Callable[[int], None]
-) -> Iterator[bytes]:
-    source = tensor.sources[0]
-    lows = []
-    for first, count in _blocks(source):
-        values = _rows(source, first, count)
-        rows = quant.search_q8_rows(values, threads=emission.threads)
-        high, low = quant.pack_q8_rows(rows)
-        _count(tally, values, rows)
-        lows.append(low.tobytes())
-        yield high.tobytes()
-        advance(values.size)
-    record = tensor.record
-    yield bytes(record.second_offset - record.offset - record.size)
-    yield from lows
+@contextlib.contextmanager
+def _named(block: _Block) -> Iterator[None]:
+    """Name tensor and place where the helper refuses a value."""
+    label = block.tensor.label
+    try:
+        yield
+    except quant.NonFiniteWeight as error:
+        raise CheckpointError(
+            f"{label}: value at [{block.first + error.row}, {error.col}] is not finite; "
+            "repair or replace the checkpoint"
+        ) from error
+    except quant.HelperError as error:
+        last = block.first + len(block.parts[0]) - 1
+        raise CheckpointError(
+            f"{label}: rows {block.first} to {last}: {error}; "
+            "repair the checkpoint or store these weights with another --quantization"
+        ) from error
 
 
-def _body(
-    tensor: StreamTensor, emission: Emission, tally: Tally, advance: Callable[[int], None]
-) -> Iterator[bytes]:
-    for first, count in _blocks(tensor.sources[0]):
-        parts = []
-        for source in tensor.sources:
-            values = _rows(source, first, count)
-            rows = quantised(values, tensor.format, emission)
-            _count(tally, values, rows)
-            parts.append(rows)
-            advance(values.size)
-        yield _packed(parts)
+def _quantised(block: _Block, feedback: quant.Feedback | None, host: Host) -> tuple[Found, ...]:
+    return tuple(
+        quantised(part, block.tensor.format, feedback, host)
+        for part in block.parts
+        if block.tensor.format not in (spec.Format.VECTOR, spec.Format.F32, spec.Format.F16)
+    )
 
 
-BodyRows = quant.Q4hRows | quant.Q4rawRows
+def quantised(
+    values: FloatRows, fmt: spec.Format, feedback: quant.Feedback | None, host: Host
+) -> Found:
+    """Rows in a quantised format, with error feedback where it is given."""
+    threads, flags = host.threads, host.flags
+    if fmt is spec.Format.Q8_ROWS:
+        return quant.search_q8_rows(values, threads=threads, flags=flags)
+    if fmt in (spec.Format.Q4RAW_F16, spec.Format.Q4RAW_BF16):
+        return quant.search_q4raw(values, fmt=quant.Format(fmt), threads=threads)
+    segments = quant.whole(values.shape[1], quant.Format(fmt))
+    if feedback is None or fmt is spec.Format.Q8:
+        return quant.search_rows(values, segments=segments, threads=threads, flags=flags)
+    return quant.gptq_rows(values, feedback, segments, threads=threads, flags=flags)
 
 
-def quantised(values: FloatRows, format_: spec.Format, emission: Emission) -> BodyRows:
-    """Rows in a body format, with error feedback where it is given."""
-    threads = emission.threads
-    if format_ in (spec.Format.Q4RAW_F16, spec.Format.Q4RAW_BF16):
-        return quant.search_q4raw(values, fmt=quant.Format(format_), threads=threads)
-    segments = quant.whole(values.shape[1], quant.Format(format_))
-    if emission.feedback is None or format_ is spec.Format.Q8:
-        return quant.search_rows(values, segments=segments, threads=threads)
-    return quant.gptq_rows(values, emission.feedback, segments, threads=threads)
+# ---- third stage ----
+def _pack(
+    blocks: Iterator[_Block], host: Host, tallies: Mapping[str, Tally]
+) -> Generator[Chunk, None, None]:
+    low: list[bytes] = []  # second region of a table, written after the first
+    for block in blocks:
+        tensor = block.tensor
+        with host.clock.timed("pack"), _named(block):
+            for part, found in zip(block.parts, block.found, strict=False):
+                tallies[tensor.label].count(part, found)
+            data = _packed(block, low)
+        yield Chunk(tensor, data, block.weights)
+        if low and block.last:
+            record = tensor.record
+            yield Chunk(tensor, bytes(record.second_offset - record.offset - record.size), 0)
+            for data in low:
+                yield Chunk(tensor, data, 0)
+            low.clear()
 
 
-def _packed(parts: list[BodyRows]) -> bytes:
-    first = parts[0]
+def _packed(block: _Block, low: list[bytes]) -> bytes:
+    tensor, parts = block.tensor, block.parts
+    if tensor.format is spec.Format.VECTOR:
+        _check_finite(tensor.label, parts[0])
+        return parts[0].astype("<f4").tobytes().ljust(tensor.record.size, b"\0")
+    if not block.found:
+        return quant.pack_float(parts[0], quant.Format(tensor.format), *parts[1:]).tobytes()
+    first, *others = block.found
+    if isinstance(first, quant.Q8Rows):
+        high, second = quant.pack_q8_rows(first)
+        low.append(second.tobytes())
+        return high.tobytes()
     if isinstance(first, quant.Q4rawRows):
-        other = parts[1] if len(parts) > 1 else None
-        assert other is None or isinstance(other, quant.Q4rawRows)
-        return quant.pack_q4raw(first, other).tobytes()
-    if len(parts) == 1:
+        raw = [rows for rows in others if isinstance(rows, quant.Q4rawRows)]
+        return quant.pack_q4raw(first, *raw).tobytes()
+    if not others:
         return quant.pack_rows(first).tobytes()
-    assert isinstance(parts[1], quant.Q4hRows)
-    return quant.pack_gate_up(first, parts[1]).tobytes()
+    (second_rows,) = others
+    assert isinstance(second_rows, quant.Q4hRows)
+    return quant.pack_gate_up(first, second_rows).tobytes()
 
 
-def _count(tally: Tally, values: FloatRows, rows: BodyRows | quant.Q8Rows) -> None:
-    error, power = quant.error_sums(values, quant.dequantise(rows))
-    for value in error:
-        tally.error += float(value)
-    for value in power:
-        tally.power += float(value)
-    if isinstance(rows, quant.Q4hRows):
-        tally.groups += int(rows.scales.size)
-        tally.zero_groups += int((rows.scales == 0).sum())
+def _check_finite(label: str, vector: FloatRows) -> None:
+    bad = np.flatnonzero(~np.isfinite(vector))
+    if bad.size:
+        raise CheckpointError(
+            f"{label}: value at [{bad[0]}] is not finite; repair or replace the checkpoint"
+        )

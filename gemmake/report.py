@@ -1,29 +1,80 @@
-"""What a finished compile tells the user."""
+"""What a compile tells the user: the log of --verbose, and the closing lines."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gemmake.hdf import show
+from gemmake.passes import layout, place
+from gemmake.state import State
+from gemrun.format import spec
+
 if TYPE_CHECKING:
+    from gemmake.emit import Tally
     from gemmake.pipeline import CompileResult
 
 MB = 1_000_000
+LEAST_SECONDS = 0.05  # shorter phases are not listed
+
+
+def log_lines(state: State) -> Iterator[str]:
+    """Lines of --verbose before the weights: placement, sparsity, notes."""
+    yield from place.placement_lines(
+        state.model.spec,
+        state.placements,
+        place.accelerators(state.hdf),
+        state.hdf.board,
+        layout.weight_bytes(state.stream, len(state.layers)),
+    )
+    heads = sum(layer.heads for layer in state.model.spec.layers)
+    yield (
+        f"Dynamic sparse mask generated for 0/{heads} attention heads "
+        f"(--kv-cache-type {state.options.kv_type.value} keeps all tokens of every head)"
+    )
 
 
 def render_result(result: CompileResult) -> str:
-    """The closing lines of gemmake: memory table, figures, the next command."""
+    """The closing lines of gemmake: what was done, memory table, figures, the next command."""
     memory = result.memory
-    lines = [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
+    lines = list(_formats(result.state, result.tallies))
+    lines.append("memory of a run:")
+    lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
     lines += [f"note: {note}" for note in result.state.notes]
+    lines.append(f"time: {_phases(result.phases)}")
     lines.append(
-        f"{result.path.name}: {result.size / MB:.2f} MB in {result.seconds:.1f} s, "
-        f"peak memory of the compile {result.peak_rss / MB:.0f} MB, root {result.root_sha256[:16]}"
+        f"{show(result.path.name)}: {result.size / MB:.2f} MB in {result.seconds:.1f} s "
+        f"({result.cpu_seconds:.1f} s of CPU), peak memory of the compile "
+        f"{result.peak_rss / MB:.0f} MB, root {result.root_sha256[:16]}"
     )
     lines.append(
         "SUCCESS: Deterministic memory layout verified. "
         f"Total footprint: {math.ceil(memory.total / MB)}MB"
     )
-    lines.append(f"Next: gemcheck {result.path}")
+    lines.append(f"Next: gemcheck {shlex.quote(show(result.path))}")
     return "\n".join(lines)
+
+
+def _formats(state: State, tallies: Mapping[str, Tally]) -> Iterator[str]:
+    """How many tensors are stored in which format, and what it cost."""
+    for fmt in spec.Format:
+        found = [t for t in state.stream.tensors if t.format is fmt]
+        if not found:
+            continue
+        counts = [tallies[t.label] for t in found]
+        power = sum(c.power for c in counts)
+        size = sum(t.record.size + t.record.second_size for t in found)
+        line = f"weights: {len(found)} tensors in {fmt.name.lower()}, {size / MB:.2f} MB"
+        if power:
+            zero = sum(c.zero_groups for c in counts)
+            error = sum(c.error for c in counts) / power
+            line += f", relative squared error {error:.2e}, {zero} groups of zeros"
+        yield line
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    listed = [f"{name} {spent:.1f} s" for name, spent in seconds.items() if spent >= LEAST_SECONDS]
+    return ", ".join(listed) + " (read, search, pack and write overlap)"

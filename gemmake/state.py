@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemmake.hdf import Hdf
-from gemmake.model import Model
+from gemmake.model import InputFile, Model
 from gemmake.options import CompileOptions
 from gemmake.passes.layout import Stream
 from gemmake.passes.memplan import Buffer
@@ -20,6 +20,8 @@ class State:
     model: Model
     options: CompileOptions
     hdf: Hdf
+    inputs: tuple[InputFile, ...] = ()  # every file that decides bytes
+    text: str = field(default="", repr=False)  # for calibration; empty: no error feedback
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section
     tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode

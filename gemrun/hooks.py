@@ -5,7 +5,6 @@ No promises: these functions serve one caller. They need numpy, which only a com
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,43 +38,31 @@ def gemrun_py_capture(user: Any, layer: int, stage: int, x: Any, rows: int, cols
         try:
             values = np.frombuffer(ffi.buffer(x, 4 * rows * cols), np.float32)
             listener.capture(layer, stage, values.reshape(rows, cols))
-        except BaseException as error:
+        except BaseException as error:  # must not unwind through C; raised after the call
             listener.failure = error
 
 
-class HiddenRunner:
-    """Runs hidden states through the layers of an artifact: no embedding, no head."""
+def run_hidden(
+    context: GemRunContext, hidden: Floats, chunk: int, capture: Capture | None = None
+) -> None:
+    """Run hidden states through the layers of an open artifact: no embedding, no head.
 
-    def __init__(self, image: str | os.PathLike[str], threads: int = 1) -> None:
-        self._context = GemRunContext(image, threads=threads, ignore_memory=True)
+    Replaces hidden [tokens, hidden] float32, C-contiguous, by what the last layer gives, as one
+    sequence from an empty cache, `chunk` tokens at a time.
+    """
+    import numpy as np
 
-    def __enter__(self) -> HiddenRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.close()
-
-    def run(self, hidden: Floats, chunk: int, capture: Capture | None = None) -> None:
-        """Replace hidden [tokens, hidden] float32, C-contiguous, by what the last layer gives, as
-        one sequence from an empty cache, `chunk` tokens at a time."""
-        import numpy as np
-
-        if hidden.dtype != np.float32 or not hidden.flags.c_contiguous or hidden.ndim != 2:
-            raise ValueError("hidden states: not a contiguous float32 matrix; copy them first")
-        listener = _Listener(capture) if capture is not None else None
-        handle = ffi.new_handle(listener) if listener else ffi.NULL
-        function = lib.gemrun_py_capture if listener else ffi.NULL
-        with _Call(self._context._handle) as pointer:
-            lib.gemrun_reset_kv_cache(pointer)
-            for first in range(0, len(hidden), chunk):
-                rows = hidden[first : first + chunk]
-                x = ffi.from_buffer("float[]", rows, require_writable=True)
-                _check(lib.gemrun_internal_hidden(pointer, x, len(rows), function, handle))
-                if listener and listener.failure is not None:
-                    raise listener.failure
-
-
-def encode(image: str | os.PathLike[str], text: str) -> list[int]:
-    """Ids of a text by an artifact's tokenizer, without bos."""
-    with GemRunContext(image, threads=1, ignore_memory=True) as context:
-        return context.tokenize(text)
+    if hidden.dtype != np.float32 or not hidden.flags.c_contiguous or hidden.ndim != 2:
+        raise ValueError("hidden states: not a contiguous float32 matrix; copy them first")
+    listener = _Listener(capture) if capture is not None else None
+    handle = ffi.new_handle(listener) if listener else ffi.NULL
+    function = lib.gemrun_py_capture if listener else ffi.NULL
+    with _Call(context._handle) as pointer:
+        lib.gemrun_reset_kv_cache(pointer)
+        for first in range(0, len(hidden), chunk):
+            rows = hidden[first : first + chunk]
+            x = ffi.from_buffer("float[]", rows, require_writable=True)
+            status = lib.gemrun_internal_hidden(pointer, x, len(rows), function, handle)
+            if listener and listener.failure is not None:
+                raise listener.failure
+            _check(status)

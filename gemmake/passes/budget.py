@@ -47,11 +47,11 @@ class Remedy:
 
 
 def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:
-    """Refuse a total above what the target grants. `granted` 0 means: not known, never refuse.
+    """Refuse a total above what the target grants (bytes).
 
     Raises BudgetError with the table and the options that would fit.
     """
-    if not granted or memory.total <= granted:
+    if memory.total <= granted:
         return
     fitting = [r for r in remedies if r.total <= granted]
     lines = [
@@ -60,7 +60,7 @@ def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[R
     ]
     lines += [f"  {name:<14}{_mib(size):>12}" for name, size in memory.rows()]
     lines += [f"  {'total':<14}{_mib(memory.total):>12}"]
-    lines += [f"  with {r.option:<28}{_mib(r.total):>12}  fits" for r in fitting]
+    lines += [f"  {_mib(r.total)} with {r.option}: fits" for r in fitting]
     raise BudgetError("\n".join(lines))
 
 

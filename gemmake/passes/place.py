@@ -29,24 +29,30 @@ class Accelerators:
     other: tuple[str, ...] = ()  # kinds, e.g. "cuda"
 
 
-def place(spec: ModelSpec, accelerators: Accelerators) -> tuple[Placement, ...]:
+def accelerators(hdf: Hdf) -> Accelerators:
+    """The target's accelerators."""
+    kinds = tuple(unit.kind for unit in hdf.accelerator if unit.kind != "nvdla")
+    return Accelerators(hdf.accelerators("nvdla"), kinds)
+
+
+def place(spec: ModelSpec, offered: Accelerators) -> tuple[Placement, ...]:
     """Put every layer on the CPU and say why no other engine took it."""
-    reason = _reason(accelerators)
+    reason = _reason(offered)
     return tuple(Placement(i, "CPU", reason) for i in range(len(spec.layers)))
 
 
-def _reason(accelerators: Accelerators) -> str:
-    if accelerators.nvdla:
+def _reason(offered: Accelerators) -> str:
+    if offered.nvdla:
         return "NVDLA runs convolutions through TensorRT only"
-    if accelerators.other:
-        return f"{accelerators.other[0]} offload is not part of this version"
+    if offered.other:
+        return f"{offered.other[0]} offload is not part of this version"
     return "no accelerator on this target"
 
 
 def placement_lines(
     spec: ModelSpec,
     placements: Sequence[Placement],
-    accelerators: Accelerators,
+    offered: Accelerators,
     target: str,
     weight_bytes: Sequence[int],
 ) -> list[str]:
@@ -58,7 +64,7 @@ def placement_lines(
     ]
     count = len(spec.layers)
     short = target.removeprefix("jetson-")
-    why = f"{short} has none" if not accelerators.nvdla else placements[0].reason
+    why = f"{short} has none" if not offered.nvdla else placements[0].reason
     lines.append(f"[NVDLA] Offloaded 0/{count} layers to NVDLA engine ({why})")
     return lines
 

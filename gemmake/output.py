@@ -1,0 +1,219 @@
+"""Writing the result: the artifact and its listing whole or not at all, and dumps of the state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from gemmake.calibration import Calibrator, layer_weights
+from gemmake.emit import Chunk, FeedbackOf, Host, Tally, emit
+from gemmake.engine import Engine
+from gemmake.errors import OutputError
+from gemmake.hdf import show
+from gemmake.passes import vectors
+from gemmake.passes.layout import StreamTensor
+from gemmake.planning import manifest_of, records_of
+from gemmake.progress import Reporter
+from gemmake.state import State
+from gemrun.format import assemble, memmap, reader, spec, writer
+
+Tallies = dict[str, Tally]
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that cannot be written, or would replace something else. OutputError."""
+    label, folder = show(path), path.absolute().parent
+    if path.is_dir() or path.name in ("", ".", ".."):
+        raise OutputError(f"{label}: is a folder; name a file in it")
+    if not folder.is_dir():
+        raise OutputError(f"{show(folder)}: no such folder; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{show(folder)}: not writable; choose another folder")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise OutputError(f"{label}: is not a regular file; name another output")
+    with path.open("rb") as file:
+        begin = file.read(len(spec.MAGIC))
+    if begin not in (b"", spec.MAGIC):
+        raise OutputError(f"{label}: exists and is no artifact; name another output")
+
+
+def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written, Tallies]:
+    """Write artifact and listing. Raises GemError or WriteError; then neither has changed."""
+    records = records_of(state, len(manifest_of(state, {})))
+    assembled = assemble.assemble(records)
+    tallies = {t.label: Tally() for t in state.stream.tensors}
+    with writer.ArtifactWriter(state.options.output, assembled.header, assembled.parts) as out:
+        _write_weights(state, out, tallies, host, reporter)
+        dump("quantise", state, tallies)
+        out.fill("MANI", manifest_of(state, tallies))
+        out.seal()
+        reporter.start("making test vectors", vectors.COUNT)
+        with host.clock.timed("test vectors"):
+            out.fill("TEST", _test_vectors(state, Path(out.partial), host, reporter))
+            out.seal()
+        dump("test_vectors", state, tallies)
+        with _listing(Path(out.partial), Path(out.path)), host.clock.timed("finish"):
+            written = out.finish()
+    return written, tallies
+
+
+@contextlib.contextmanager
+def _listing(partial: Path, final: Path) -> Iterator[None]:
+    """Write the listing under a passing name; give it its own once the block has succeeded."""
+    target = Path(f"{final}{memmap.SUFFIX}")
+    passing = Path(f"{target}{writer.PARTIAL}")
+    with reader.read_artifact(partial, verify="fast") as artifact:
+        text = memmap.render(artifact)
+    try:
+        passing.write_text(text, encoding="utf-8")
+        yield
+        passing.replace(target)
+    except OSError as error:
+        if isinstance(error, writer.WriteError):
+            raise
+        raise OutputError(
+            f"{show(target)}: {error.strerror or error} while writing {len(text)} bytes; "
+            "check the disk and its free space"
+        ) from error
+    finally:
+        passing.unlink(missing_ok=True)
+
+
+def _test_vectors(state: State, image: Path, host: Host, reporter: Reporter) -> bytes:
+    """TEST, made by the engine over the sealed image."""
+    info = state.model.spec
+    made = []
+    with Engine(image, min(host.threads, spec.MAX_THREADS), host.baseline) as engine:
+        for prompt in vectors.prompts(state.options.context, info.vocab_rows):
+            digest, ids = engine.test_vector(prompt, vectors.steps(state.options.context))
+            made.append((prompt, digest, ids))
+            reporter.advance()
+    return vectors.pack(made)
+
+
+# ---- weights ----
+def _write_weights(
+    state: State, out: writer.ArtifactWriter, tallies: Tallies, host: Host, reporter: Reporter
+) -> None:
+    tensors = state.stream.tensors
+    weights = sum(s.rows * s.cols for t in tensors for s in t.sources)
+    if not state.text:
+        reporter.start("compiling", weights)
+        _Sink(out, host, reporter).take(tensors, _no_feedback, tallies)
+        return
+    with Calibrator(state, host, reporter) as calibrator:
+        layers = len(state.layers)
+        body = sum(layer_weights(state, layer) for layer in range(layers))
+        reporter.start("compiling", weights + calibrator.units * body)
+        sink = _Sink(out, host, reporter, calibrator)
+        for layer, group in groupby(tensors, key=lambda t: t.record.layer):
+            if layer >= 0:
+                reporter.rename(f"layer {layer + 1} of {layers}")
+                calibrator.prepare(layer)
+            sink.take(tuple(group), calibrator.feedback, tallies)
+
+
+def _no_feedback(_tensor: StreamTensor) -> None:
+    return None
+
+
+class _Sink:
+    """Where chunks go: the file, the progress bar, and the calibrator."""
+
+    def __init__(
+        self,
+        out: writer.ArtifactWriter,
+        host: Host,
+        reporter: Reporter,
+        calibrator: Calibrator | None = None,
+    ) -> None:
+        self._out = out
+        self._host = host
+        self._reporter = reporter
+        self._calibrator = calibrator
+        self._position = 0  # in the weight stream
+
+    def take(
+        self, tensors: tuple[StreamTensor, ...], feedback: FeedbackOf, tallies: Tallies
+    ) -> None:
+        """Emit the tensors and write them where they belong."""
+        with contextlib.closing(emit(tensors, feedback, self._host, tallies)) as chunks:
+            for chunk in chunks:
+                with self._host.clock.timed("write"):
+                    self._write(chunk)
+                self._reporter.advance(chunk.weights)
+                if self._calibrator:
+                    self._calibrator.keep(chunk)
+
+    def _write(self, chunk: Chunk) -> None:
+        start = chunk.tensor.record.offset
+        if self._position < start:
+            self._out.write_weights(bytes(start - self._position))
+        self._position = max(self._position, start) + len(chunk.data)
+        self._out.write_weights(chunk.data)
+
+
+# ---- dumps ----
+def dump(name: str, state: State, tallies: Mapping[str, Tally] | None = None) -> None:
+    """Write OUTPUT.PASS.json when --dump-after names the pass. Raises OutputError."""
+    if name not in state.options.dump_after:
+        return
+    path = state.options.output.with_name(f"{state.options.output.name}.{name}.json")
+    text = json.dumps(describe(state, tallies or {}), indent=1, sort_keys=True) + "\n"
+    partial = path.with_name(path.name + writer.PARTIAL)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"{show(path)}: {error.strerror}; check the output folder") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
+    """The state as plain data for a dump: what has been decided so far."""
+    info = state.model.spec
+    return {
+        "family": info.family,
+        "layers": [asdict(layer) for layer in info.layers],
+        "norm_offsets": sorted(
+            {ref.name: ref.norm_offset for ref in state.model.tensors.values() if ref.norm_offset}
+        ),
+        "tied": info.tied,
+        "sources": sorted(ref.name for ref in state.model.tensors.values()),
+        "options": state.options.recorded(),
+        "inputs": [asdict(file) for file in state.inputs],
+        "target": state.hdf.id,
+        "thermal": asdict(state.thermal),
+        "tensors": [_tensor(t, tallies) for t in state.stream.tensors],
+        "buffers": [asdict(buffer) for buffer in state.buffers],
+        "rings": [
+            {"offset": r.kv_offset, "size": r.kv_size, "group": r.kv_group} for r in state.layers
+        ],
+        "placements": [f"{p.layer}: {p.engine} ({p.reason})" for p in state.placements],
+        "tokn_bytes": len(state.tokn),
+        "tmpl_bytes": len(state.tmpl or b""),
+        "rope_bytes": len(state.ropes),
+        "notes": list(state.notes),
+    }
+
+
+def _tensor(tensor: StreamTensor, tallies: Mapping[str, Tally]) -> dict[str, object]:
+    record = tensor.record
+    tally = tallies.get(tensor.label)
+    return {
+        "name": tensor.label,
+        "format": tensor.format.name,
+        "rows": record.rows,
+        "cols": record.cols,
+        "offset": record.offset,
+        "size": record.size,
+        "report": tally.report() if tally else {},
+    }

@@ -1,0 +1,163 @@
+"""From a state to records, sizes and the manifest: everything of an artifact but its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemmake import __version__
+from gemmake.emit import Tally
+from gemmake.model import RopeSpec
+from gemmake.options import CompileOptions, KvType, Quantization
+from gemmake.passes import layout, memplan, place, quant, vectors
+from gemmake.passes.budget import Memory, Remedy
+from gemmake.state import State
+from gemrun.format import assemble, manifest, spec, writer
+
+LEAST_CONTEXT = 128  # tokens; the smallest context that is proposed to fit a budget
+SMALL_CHUNK = 32  # tokens of a prefill step, likewise
+
+ISA = {
+    "x86_64": spec.Isa.X86_64,
+    "aarch64": spec.Isa.AARCH64,
+    "arm": spec.Isa.ARMV7,
+    "riscv64": spec.Isa.RISCV64,
+}
+
+
+def lay_out(state: State) -> State:
+    """Records and the place of every tensor, the KV rings and the rotary tables."""
+    model, options = state.model, state.options
+    stream = layout.plan_stream(model, options)
+    threads = options.run_threads or place.run_threads(state.hdf)
+    conf = layout.plan_conf(model, options, stream, threads)
+    tables = [
+        (rope.dims // 2, options.context, _rope_bytes(rope, options.context))
+        for rope in model.spec.ropes
+    ]
+    return replace(
+        state,
+        stream=stream,
+        conf=conf,
+        layers=layout.plan_layers(model, options, stream, conf),
+        ropes=assemble.rope_section(tables),
+    )
+
+
+def _rope_bytes(rope: RopeSpec, positions: int) -> bytes:
+    return quant.rope_table(rope, positions).astype("<f4").tobytes()
+
+
+def plan_memory(state: State) -> State:
+    """The arena: buffers that never live together share bytes."""
+    wanted = layout.plan_buffers(state.conf, state.layers, state.stream)
+    buffers = [
+        memplan.Buffer(int(kind), kind.name, size, int(first), int(last))
+        for kind, size, first, last in wanted
+    ]
+    planned = memplan.plan(buffers)
+    memplan.verify(planned)
+    return replace(state, buffers=planned)
+
+
+def records_of(
+    state: State, manifest_part: bytes | int, tests: int = vectors.COUNT
+) -> assemble.Records:
+    """Everything but the weights' bytes; `manifest_part` is the manifest or its size, `tests` the
+    test vectors that room is reserved for."""
+    return assemble.Records(
+        conf=state.conf,
+        layers=state.layers,
+        tensors=state.stream.records(),
+        segments=state.stream.segments,
+        plans=[
+            spec.Plan(
+                kind=b.kind, first_op=b.first_op, last_op=b.last_op, offset=b.offset, size=b.size
+            )
+            for b in sorted(state.buffers, key=lambda b: b.kind)
+        ],
+        rope=state.ropes,
+        tokn=state.tokn,
+        tmpl=state.tmpl,
+        thermal=state.thermal,
+        tests=writer.blank_tests(tests),
+        hdf=state.hdf.canonical_json(),
+        hdf_sha256=state.hdf.sha256(),
+        manifest=manifest_part,
+        weights_size=state.stream.size,
+        target=state.hdf.id,
+        isa=int(ISA.get(state.hdf.target.arch, spec.Isa.ANY)),
+        ram_budget=state.hdf.budget_bytes(),
+    )
+
+
+def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
+    """The manifest. Its size does not depend on the tallies' values."""
+    blank = Tally()
+    entries = [
+        manifest.tensor_entry(
+            t.label, t.record, state.stream.segments, tallies.get(t.label, blank).report()
+        )
+        for t in state.stream.tensors
+    ]
+    return manifest.encode(
+        manifest.build(
+            state.conf,
+            state.layers,
+            entries,
+            inputs=[{"name": i.name, "size": i.size, "sha256": i.sha256} for i in state.inputs],
+            licence=state.model.spec.licence,
+            notes=state.notes,
+            options=state.options.recorded() | {"target": state.hdf.id},
+            tools={"gemmake": __version__},
+        )
+    )
+
+
+# ---- memory ----
+def memory_of(state: State) -> Memory:
+    """What a run takes, from the finished plan."""
+    assembled = assemble.assemble(records_of(state, len(manifest_of(state, {}))))
+    ram = assembled.totals
+    return Memory(ram.weights, ram.tables, ram.arena, ram.kv, ram.engine, ram.stacks)
+
+
+def remedies(state: State) -> list[Remedy]:
+    """Options that lower the total, the least loss first; each alone, then all together."""
+    options, found = state.options, []
+    steps: list[tuple[str, CompileOptions]] = []
+    if options.chunk > SMALL_CHUNK:
+        steps.append((f"--prefill-chunk {SMALL_CHUNK}", replace(options, chunk=SMALL_CHUNK)))
+    if options.kv_type is KvType.DENSE:
+        steps.append(("--kv-cache-type int8", replace(options, kv_type=KvType.INT8)))
+    if options.quantization is not Quantization.INT4:
+        steps.append(("--quantization int4", replace(options, quantization=Quantization.INT4)))
+    context = options.context // 2
+    while context >= LEAST_CONTEXT:
+        steps.append((f"--kv-cache-size {context}", replace(options, context=context)))
+        context //= 2
+    for name, changed in steps:
+        found.append(Remedy(name, _total(state, changed)))
+    everything = _everything(options)
+    if len({name.split()[0] for name, _ in steps}) > 1:
+        names = {name.split()[0]: name for name, _ in steps}  # the smallest context stands last
+        found.append(Remedy(" ".join(names.values()), _total(state, everything)))
+    return found
+
+
+def _everything(options: CompileOptions) -> CompileOptions:
+    context = options.context
+    while context // 2 >= LEAST_CONTEXT:
+        context //= 2
+    return replace(
+        options,
+        chunk=min(options.chunk, SMALL_CHUNK),
+        kv_type=KvType.INT8,
+        quantization=Quantization.INT4,
+        context=context,
+    )
+
+
+def _total(state: State, options: CompileOptions) -> int:
+    """The total with other options. Bytes."""
+    return memory_of(plan_memory(lay_out(replace(state, options=options)))).total
