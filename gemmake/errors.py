@@ -1,12 +1,12 @@
 """Errors that gemmake and gemcheck report, each with its exit code.
 
-    GemError                    base: one sentence, exit code by class
-    +-- UsageError          2   an option is wrong or not supported
-    +-- CheckpointError     3   the checkpoint is unreadable, incomplete or unsupported
-    +-- TargetError         4   the hardware description is wrong
-    +-- BudgetError         5   the compiled model does not fit the target
-    +-- ArtifactError       6   an artifact is damaged or was refused
-    +-- OutputError         7   the result could not be written
+GemError                    base: one sentence, exit code by class
++-- UsageError          2   an option is wrong or not supported
++-- CheckpointError     3   the checkpoint is unreadable, incomplete or unsupported
++-- TargetError         4   the hardware description is wrong
++-- BudgetError         5   the compiled model does not fit the target
++-- ArtifactError       6   an artifact is damaged or was refused
++-- OutputError         7   the result could not be written
 """
 
 from __future__ import annotations
