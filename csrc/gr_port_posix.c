@@ -397,21 +397,21 @@ uint64_t gr_fp_enter(void)
 #if defined(__x86_64__) || defined(__SSE__)
     uint32_t saved, plain = 0x1f80; /* all exceptions masked */
     __asm__ volatile("stmxcsr %0" : "=m"(saved));
-    __asm__ volatile("ldmxcsr %0" : : "m"(plain));
+    __asm__ volatile("ldmxcsr %0" : : "m"(plain) : "memory");
     return saved;
 #elif defined(__aarch64__)
     uint64_t saved, plain = 0;
     __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
-    __asm__ volatile("msr fpcr, %0" : : "r"(plain));
+    __asm__ volatile("msr fpcr, %0" : : "r"(plain) : "memory");
     return saved;
 #elif defined(__arm__) && defined(__VFP_FP__) && !defined(__SOFTFP__)
     uint32_t saved, plain = 0;
     __asm__ volatile("vmrs %0, fpscr" : "=r"(saved));
-    __asm__ volatile("vmsr fpscr, %0" : : "r"(plain));
+    __asm__ volatile("vmsr fpscr, %0" : : "r"(plain) : "memory");
     return saved;
 #elif defined(__riscv_flen)
     unsigned long saved;
-    __asm__ volatile("csrrwi %0, frm, 0" : "=r"(saved));
+    __asm__ volatile("csrrwi %0, frm, 0" : "=r"(saved) : : "memory");
     return saved;
 #else
     return 0;
@@ -422,13 +422,13 @@ void gr_fp_leave(uint64_t saved)
 {
 #if defined(__x86_64__) || defined(__SSE__)
     uint32_t value = (uint32_t)saved;
-    __asm__ volatile("ldmxcsr %0" : : "m"(value));
+    __asm__ volatile("ldmxcsr %0" : : "m"(value) : "memory");
 #elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory");
 #elif defined(__arm__) && defined(__VFP_FP__) && !defined(__SOFTFP__)
-    __asm__ volatile("vmsr fpscr, %0" : : "r"((uint32_t)saved));
+    __asm__ volatile("vmsr fpscr, %0" : : "r"((uint32_t)saved) : "memory");
 #elif defined(__riscv_flen)
-    __asm__ volatile("csrw frm, %0" : : "r"((unsigned long)saved));
+    __asm__ volatile("csrw frm, %0" : : "r"((unsigned long)saved) : "memory");
 #else
     (void)saved;
 #endif
