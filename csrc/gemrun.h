@@ -13,7 +13,6 @@
  * text of gemrun_last_error() belongs to the calling thread. */
 #ifndef GEMRUN_H
 #define GEMRUN_H
-
 #include <stddef.h>
 #include <stdint.h>
 
@@ -222,8 +221,7 @@ GEMRUN_API int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size
  * tokens. Returns the byte count, NUL not counted; at most capacity - 1 bytes are written. */
 GEMRUN_API int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t count,
                                      uint32_t flags, char *text, size_t capacity);
-/* Append ids to the cache. Returns the tokens now in it. Logits are those after the last one. A
- * failure in a step after the first of the call empties the cache. */
+/* Append ids; returns the tokens now in the cache. A failure after the first step empties it. */
 GEMRUN_API int32_t gemrun_prefill(gemrun_context_t *ctx, const int32_t *ids, size_t count);
 GEMRUN_API int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id); /* one token, as prefill */
 GEMRUN_API int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request); /* an id */
