@@ -183,15 +183,19 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
     return {
         "family": info.family,
         "layers": [asdict(layer) for layer in info.layers],
-        "norm_offsets": sorted(
-            {ref.name: ref.norm_offset for ref in state.model.tensors.values() if ref.norm_offset}
-        ),
         "tied": info.tied,
-        "sources": sorted(ref.name for ref in state.model.tensors.values()),
+        "sources": {
+            f"{layer} {role.name.lower()}": {"name": ref.name, "norm_offset": ref.norm_offset}
+            for (layer, role), ref in state.model.tensors.items()
+        },
         "options": state.options.recorded(),
         "inputs": [asdict(file) for file in state.inputs],
         "target": state.hdf.id,
-        "thermal": asdict(state.thermal),
+        "thermal": {
+            "threshold_c": state.thermal.threshold_c,
+            "hysteresis_c": state.thermal.hysteresis_c,
+            "device_max_c": state.thermal.device_max_c,
+        },
         "tensors": [_tensor(t, tallies) for t in state.stream.tensors],
         "buffers": [asdict(buffer) for buffer in state.buffers],
         "rings": [
