@@ -19,8 +19,6 @@ from gemmake.options import (
     KvType,
     Quantization,
 )
-from gemmake.progress import terminal
-from gemmake.report import render_result
 
 PATH = click.Path(path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -151,6 +149,8 @@ def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact."""
     with command("gemmake", debug):
         from gemmake.pipeline import compile_model
+        from gemmake.progress import terminal
+        from gemmake.report import render_result
 
         request = CompileOptions(**options)
         with terminal(request.verbose) as reporter:

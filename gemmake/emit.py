@@ -21,6 +21,7 @@ from gemmake.stages import Clock, ahead
 from gemrun.format import spec
 
 BLOCK_BYTES = 16 << 20  # of float32 rows
+LARGEST_HALF = 65504.0
 BASELINE = 1  # GM_BASELINE of csrc/gm_helper.h
 
 FeedbackOf = Callable[[StreamTensor], "quant.Feedback | None"]
@@ -174,11 +175,21 @@ def quantised(
     if fmt is spec.Format.Q8_ROWS:
         return quant.search_q8_rows(values, threads=threads, flags=flags)
     if fmt in (spec.Format.Q4RAW_F16, spec.Format.Q4RAW_BF16):
+        _check_range(values, fmt)
         return quant.search_q4raw(values, fmt=quant.Format(fmt), threads=threads)
     segments = quant.whole(values.shape[1], quant.Format(fmt))
     if feedback is None or fmt is spec.Format.Q8:
         return quant.search_rows(values, segments=segments, threads=threads, flags=flags)
     return quant.gptq_rows(values, feedback, segments, threads=threads, flags=flags)
+
+
+def _check_range(values: FloatRows, fmt: spec.Format) -> None:
+    """Refuse weights that no scale of the format reaches, instead of clipping them."""
+    most = LARGEST_HALF * 8 if fmt is spec.Format.Q4RAW_F16 else np.finfo(np.float32).max
+    if np.abs(values).max() > most:
+        raise quant.HelperError(
+            f"a weight of {np.abs(values).max():g} is beyond the format's scale"
+        )
 
 
 # ---- third stage ----

@@ -5,7 +5,8 @@
             ...
 
 Exit codes: those of GemError's classes (errors.py), 1 for a lack of memory and for faults of the
-tool itself, 130 after Ctrl-C, 143 after SIGTERM.
+tool itself, 130 after Ctrl-C, 143 after SIGTERM. This module imports nothing heavy, so that a
+command is under its protection as early as can be.
 """
 
 from __future__ import annotations
@@ -18,13 +19,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from pydantic import ValidationError
-
 from gemmake.errors import ArtifactError, GemError, OutputError, TargetError
-from gemmake.passes.quant import HelperError
-from gemrun.errors import GemRunError, MachineError
-from gemrun.format.codes import FormatError
-from gemrun.format.writer import WriteError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -100,6 +95,12 @@ def sentences() -> Iterator[None]:
 
 def translated(error: Exception) -> GemError:
     """The GemError that says what another error means to a user."""
+    from pydantic import ValidationError
+
+    from gemrun.errors import GemRunError, MachineError
+    from gemrun.format.codes import FormatError
+    from gemrun.format.writer import WriteError
+
     if isinstance(error, WriteError):
         return OutputError(str(error))
     if isinstance(error, FormatError):
@@ -116,9 +117,8 @@ def translated(error: Exception) -> GemError:
         return TargetError(f"{error.title}: {place}: {first['msg']}; correct the value")
     if isinstance(error, OSError):
         return _system(error)
-    kind = "helper" if isinstance(error, HelperError) else type(error).__name__
     return InternalError(
-        f"internal fault: {kind}: {' '.join(str(error).split())}; "
+        f"internal fault: {type(error).__name__}: {' '.join(str(error).split())}; "
         "run again with --debug and report the traceback"
     )
 

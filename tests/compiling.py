@@ -65,22 +65,8 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **(changes or {})}
 
 
-def begun(model: Path, output: Path, *options: str, **extra: Any) -> subprocess.Popen[str]:
-    """Start the command, as the leader of its own group of processes."""
-    return subprocess.Popen(
-        command(model, output, *options),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_default_signals,
-        **extra,
-    )
-
-
-def _default_signals() -> None:
-    """A test runner in the background may have left SIGINT ignored; the command is to see it."""
+def default_signals() -> None:
+    """For a child: a runner in the background may have left SIGINT ignored; it is to be seen."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

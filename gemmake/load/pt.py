@@ -48,10 +48,15 @@ def read_pt(path: Path) -> dict[str, RawTensor]:
 
 
 def _run_worker(path: Path, data: Path, folder: Path) -> dict[str, Any]:
-    """Start the worker with this interpreter and import path, away from the current folder."""
+    """Start the worker with this interpreter and import path, away from the current folder.
+
+    It gets a link with a plain name, because PyTorch wants paths in UTF-8.
+    """
+    link = folder / "checkpoint"
+    link.symlink_to(path.absolute())
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
-    command = [sys.executable, "-m", _WORKER, str(path.absolute()), str(data)]
+    command = [sys.executable, "-m", _WORKER, link.name, str(data)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     try:
         report = json.loads(done.stdout.decode("utf-8").strip().splitlines()[-1])
