@@ -50,6 +50,7 @@ REFUSED: dict[str, str] = {
 }
 
 MEMORY_LAYOUT = "compile-time-deterministic"
+MIN_CONTEXT = 2  # a prompt and an answer, one token each
 MAX_CONTEXT = 1 << 20
 MAX_THREADS = 8
 MAX_WORKERS = 64
@@ -86,7 +87,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their ranges. Raises UsageError."""
-        _within("--kv-cache-size", self.context, 1, MAX_CONTEXT, "tokens")
+        _within("--kv-cache-size", self.context, MIN_CONTEXT, MAX_CONTEXT, "tokens")
         _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
         _within("--workers", self.workers, 0, MAX_WORKERS, "threads")
         if self.run_threads is not None:
@@ -114,6 +115,4 @@ class CompileOptions:
 
 def _within(option: str, value: float, low: float, high: float, unit: str) -> None:
     if not low <= value <= high:
-        raise UsageError(
-            f"{option}: {value:g} {unit} is out of range; use {low:g} to {high:g} {unit}"
-        )
+        raise UsageError(f"{option}: {value} {unit} is out of range; use {low} to {high} {unit}")

@@ -19,6 +19,7 @@ from gemmake.errors import UsageError
 from gemmake.failures import sentences
 from gemmake.hdf import load_hdf
 from gemmake.load import load_checkpoint
+from gemmake.model import ModelSpec
 from gemmake.options import CompileOptions, Effort, Quantization
 from gemmake.passes import layout, norms, place, quant, thermal, ties
 from gemmake.passes.budget import Memory, check_budget
@@ -126,7 +127,8 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)
-    state = State(model, options, hdf, inputs=model.inputs, notes=model.notes)
+    notes = model.notes + context_notes(model.spec, options)
+    state = State(model, options, hdf, inputs=model.inputs, notes=notes)
     state = run_passes(with_text(state), host, reporter)
     for line in log_lines(state):
         reporter.info(line)
@@ -142,6 +144,16 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
         phases=host.clock.seconds,
         peak_rss=machine.peak_rss(),
         tallies=tallies,
+    )
+
+
+def context_notes(info: ModelSpec, options: CompileOptions) -> tuple[str, ...]:
+    """A sentence where the context goes beyond what the model was trained for."""
+    if options.context <= info.trained_context:
+        return ()
+    return (
+        f"--kv-cache-size {options.context} is beyond the {info.trained_context} tokens that the "
+        "model was trained for; answers to longer texts may be of no use",
     )
 
 

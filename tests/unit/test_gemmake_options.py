@@ -40,7 +40,7 @@ def test_unsupported_options_are_refused_by_name_in_one_sentence(pair: tuple[str
 @pytest.mark.parametrize(
     ("field", "value", "option"),
     [
-        ("context", 0, "--kv-cache-size"),
+        ("context", 1, "--kv-cache-size"),
         ("context", (1 << 20) + 1, "--kv-cache-size"),
         ("chunk", 0, "--prefill-chunk"),
         ("chunk", 4097, "--prefill-chunk"),
