@@ -469,6 +469,12 @@ static bool run_heads(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *user)
         if (!bad)
             stop = fn(user, e->pos + f->token, z, e->v.conf.vocab_rows) != 0;
     }
+    if (stop && f->token < f->count) { /* the logits kept are those after the last token */
+        f->token = f->count - 1;
+        gr_team_run(e->team, head_alone, f);
+        for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
+            bad |= f->bad[i];
+    }
     return !bad;
 }
 
