@@ -36,8 +36,8 @@ WINDOWS = 24
 CHUNK = 128  # tokens of a prefill step; a multiple of 32, so that sums do not depend on it
 
 #: Work of a weight in one window of 512 tokens, in units of its search: for the progress bar.
-MEASURE_UNITS = 6  # forward in float32, and Hessians
-FORWARD_UNITS = 2  # forward with the stored weights
+MEASURE_UNITS = 2  # forward in float32, and Hessians
+FORWARD_UNITS = 1  # forward with the stored weights
 
 #: Which product's inputs a matrix multiplies: the step at which the engine shows them.
 STEP_OF_ROLE: Mapping[int, spec.Op] = {
@@ -94,8 +94,8 @@ class Calibrator:
         try:
             self._reporter.start("reading the calibration text", 1)
             with self._host.clock.timed("calibrate"):
-                ids, self._window = self._encode(self._state.text)
-                self._hidden = embed(self._state, ids, self._host)
+                folder = Path(self._folder.name)
+                self._hidden, self._window = begin(self._state, self._host, folder)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -152,13 +152,7 @@ class Calibrator:
 
     def _measure(self, layer: int) -> dict[spec.Op, quant.Feedback]:
         host = self._host
-        options = replace(
-            self._state.options,
-            quantization=Quantization.NONE,
-            kv_type=KvType.DENSE,
-            context=self._window,
-            chunk=CHUNK,
-        )
+        options = in_float(self._state, self._window)
         hessians: dict[int, quant.F64] = {}
 
         def capture(_layer: int, step: int, x: FloatRows) -> None:
@@ -191,20 +185,21 @@ class Calibrator:
                 engine.run_hidden(self._hidden[first : first + self._window], CHUNK, capture)
                 self._reporter.advance(work)
 
-    def _encode(self, text: str) -> tuple[list[int], int]:
-        """Token ids of whole windows, and the window: each starts with bos where raw text does."""
-        state = images.tokenizer_only(self._state, len(text.encode()))
-        with (
-            images.written(state, Path(self._folder.name), self._host) as path,
-            Engine(path, 1, self._host.baseline) as engine,
-        ):
-            ids = engine.encode(text)
-        info = self._state.model.spec
-        turns = info.generation
-        bos = [turns.bos_id] if turns.add_bos and turns.bos_id is not None else []
-        window = max(spec.KV_BLOCK, min(WINDOW, info.trained_context) // 32 * 32)
-        windows = cut(ids, window, bos)
-        return [token for one in windows for token in one], window
+
+def begin(state: State, host: Host, folder: Path) -> tuple[FloatRows, int]:
+    """The hidden states of all windows of the text [tokens, hidden], and the tokens of a window.
+
+    Each window starts with bos where raw text does. `folder` is a work folder.
+    """
+    small = images.tokenizer_only(state, len(state.text.encode()))
+    with images.written(small, folder, host) as path, Engine(path, 1, host.baseline) as engine:
+        ids = engine.encode(state.text)
+    info = state.model.spec
+    turns = info.generation
+    bos = [turns.bos_id] if turns.add_bos and turns.bos_id is not None else []
+    window = max(spec.KV_BLOCK, min(WINDOW, info.trained_context) // 32 * 32)
+    tokens = [token for one in cut(ids, window, bos) for token in one]
+    return embed(state, tokens, host), window
 
 
 def cut(ids: Sequence[int], window: int, bos: list[int]) -> list[list[int]]:
@@ -217,6 +212,17 @@ def cut(ids: Sequence[int], window: int, bos: list[int]) -> list[list[int]]:
         )
     count = min(WINDOWS, len(ids) // step)
     return [bos + list(ids[i * step : (i + 1) * step]) for i in range(count)]
+
+
+def in_float(state: State, window: int) -> CompileOptions:
+    """Options of an image that runs the checkpoint's own weights over a window."""
+    return replace(
+        state.options,
+        quantization=Quantization.NONE,
+        kv_type=KvType.DENSE,
+        context=window,
+        chunk=CHUNK,
+    )
 
 
 def layer_weights(state: State, layer: int) -> int:

@@ -40,8 +40,11 @@ _TINY_TOKENIZER = TokenizerSource(
 )
 
 
-def one_layer(state: State, layer: int, options: CompileOptions) -> State:
-    """The state of a model with only this layer, and tables of zeros."""
+def one_layer(state: State, layer: int, options: CompileOptions, kv_group: int = 0) -> State:
+    """The state of a model with only this layer, and tables of zeros.
+
+    `kv_group` replaces the layer's group of an int8 cache where it is not 0.
+    """
     model = state.model
     chosen = replace(model.spec.layers[layer], rope=0)
     info = replace(
@@ -60,8 +63,9 @@ def one_layer(state: State, layer: int, options: CompileOptions) -> State:
     }
     tensors.update(_tables(TABLE_ROWS, info.hidden))
     tokn = compile_tokenizer(_TINY_TOKENIZER, TABLE_ROWS, info.generation)
-    small = replace(state, model=Model(info, tensors, _TINY_TOKENIZER), options=options, tokn=tokn)
-    return _planned(small)
+    groups = (kv_group,) if kv_group else state.kv_groups[layer : layer + 1]
+    small = Model(info, tensors, _TINY_TOKENIZER)
+    return _planned(replace(state, model=small, options=options, tokn=tokn, kv_groups=groups))
 
 
 def tokenizer_only(state: State, text_bytes: int) -> State:
@@ -90,7 +94,12 @@ def tokenizer_only(state: State, text_bytes: int) -> State:
     tensors.update(_tables(info.vocab_rows, 32))
     options = replace(state.options, context=_context_for(text_bytes), chunk=1)
     return _planned(
-        replace(state, model=replace(state.model, spec=small, tensors=tensors), options=options)
+        replace(
+            state,
+            model=replace(state.model, spec=small, tensors=tensors),
+            options=options,
+            kv_groups=(),
+        )
     )
 
 

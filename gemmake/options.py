@@ -25,7 +25,8 @@ class KvType(str, Enum):
 
 
 class Effort(str, Enum):
-    """How int4 codes are found: with error feedback over a text, or by search of bounds alone."""
+    """full: error feedback for int4 codes and measured groups of the int8 KV cache, over a text;
+    fast: search of bounds and the usual groups."""
 
     FULL = "full"
     FAST = "fast"
@@ -94,6 +95,17 @@ class CompileOptions:
             _within("--run-threads", self.run_threads, 1, MAX_THREADS, "threads")
         if self.temperature_threshold is not None:
             _within("--temperature-threshold", self.temperature_threshold, 30, 125, "°C")
+
+    @property
+    def feedback(self) -> bool:
+        """Whether codes are found with error feedback over the calibration text."""
+        q4h = self.int4_format is Int4Format.Q4H
+        return self.effort is Effort.FULL and self.quantization is Quantization.INT4 and q4h
+
+    @property
+    def measured_kv(self) -> bool:
+        """Whether groups of the KV cache are chosen by measurement over the calibration text."""
+        return self.effort is Effort.FULL and self.kv_type is KvType.INT8
 
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.

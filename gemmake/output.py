@@ -104,7 +104,7 @@ def _write_weights(
 ) -> None:
     tensors = state.stream.tensors
     weights = sum(s.rows * s.cols for t in tensors for s in t.sources)
-    if not state.text:
+    if not state.options.feedback:
         reporter.start("compiling", weights)
         _Sink(out, host, reporter).take(tensors, _no_feedback, tallies)
         return

@@ -13,22 +13,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmake import calibration, machine, output, planning
+from gemmake import calibration, kvgroups, machine, output, planning
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
 from gemmake.hdf import load_hdf
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
-from gemmake.options import CompileOptions, Effort, Quantization
-from gemmake.passes import layout, norms, place, quant, thermal, ties
+from gemmake.options import CompileOptions
+from gemmake.passes import norms, place, quant, thermal, ties
 from gemmake.passes.budget import Memory, check_budget
 from gemmake.passes.template import compile_template
 from gemmake.passes.tokens import compile_tokenizer, tokenizer_notes
 from gemmake.progress import Reporter, Silent
 from gemmake.report import log_lines
 from gemmake.state import State
-from gemrun.format import spec
 
 Pass = Callable[[State], State]
 
@@ -81,7 +80,7 @@ def budget(state: State) -> State:
     return state
 
 
-#: The passes before the weights, in order. `--dump-after` takes these names and the two below.
+#: The passes before the weights, in order. `--dump-after` takes these names and those below.
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("fold_norms", fold_norms),
     ("tie", tie),
@@ -93,7 +92,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("plan_memory", planning.plan_memory),
     ("budget", budget),
 )
-WEIGHT_PASSES = ("quantise", "test_vectors")
+WEIGHT_PASSES = ("kv_groups", "quantise", "test_vectors")
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     notes = model.notes + context_notes(model.spec, options)
     state = State(model, options, hdf, inputs=model.inputs, notes=notes)
     state = run_passes(with_text(state), host, reporter)
+    state = kv_groups(state, host, reporter)
     for line in log_lines(state):
         reporter.info(line)
     written, tallies = output.write(state, host, reporter)
@@ -166,14 +166,22 @@ def check_dumps(options: CompileOptions) -> None:
 
 
 def with_text(state: State) -> State:
-    """The calibration text, where codes are found with error feedback; it is an input."""
+    """The calibration text, where something is measured on it; it is an input."""
     options = state.options
-    int4 = options.quantization is Quantization.INT4
-    q4h = layout.body_format(options) is spec.Format.Q4H
-    if not (int4 and q4h and options.effort is Effort.FULL):
+    if not (options.feedback or options.measured_kv):
         return state
     text, file = calibration.load_text(options)
     return replace(state, text=text, inputs=(*state.inputs, file))
+
+
+def kv_groups(state: State, host: Host, reporter: Reporter) -> State:
+    """Groups of an int8 cache by measurement, where there is a calibration text."""
+    if state.options.measured_kv:
+        groups = kvgroups.choose(state, host, reporter)
+        state = planning.plan_memory(planning.lay_out(replace(state, kv_groups=groups)))
+        state = budget(state)
+    output.dump("kv_groups", state)
+    return state
 
 
 def run_passes(state: State, host: Host, reporter: Reporter) -> State:

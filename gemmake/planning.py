@@ -39,7 +39,7 @@ def lay_out(state: State) -> State:
         state,
         stream=stream,
         conf=conf,
-        layers=layout.plan_layers(model, options, stream, conf),
+        layers=layout.plan_layers(model, options, stream, conf, state.kv_groups),
         ropes=assemble.rope_section(tables),
     )
 

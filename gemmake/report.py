@@ -34,6 +34,12 @@ def log_lines(state: State) -> Iterator[str]:
         f"Dynamic sparse mask generated for 0/{heads} attention heads "
         f"(--kv-cache-type {state.options.kv_type.value} keeps all tokens of every head)"
     )
+    if groups := {layer.kv_group for layer in state.layers if layer.kv_group}:
+        how = "measured" if state.kv_groups else "usual"
+        counts = [
+            f"{g} in {sum(la.kv_group == g for la in state.layers)} layers" for g in sorted(groups)
+        ]
+        yield f"KV cache in int8, {how} groups of {', '.join(counts)}"
 
 
 def render_result(result: CompileResult) -> str:

@@ -21,7 +21,8 @@ class State:
     options: CompileOptions
     hdf: Hdf
     inputs: tuple[InputFile, ...] = ()  # every file that decides bytes
-    text: str = field(default="", repr=False)  # for calibration; empty: no error feedback
+    text: str = field(default="", repr=False)  # for calibration; empty where nothing is measured
+    kv_groups: tuple[int, ...] = ()  # of each layer, where they were measured
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section
     tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode

@@ -200,15 +200,27 @@ def plan_conf(model: Model, options: CompileOptions, stream: Stream, threads: in
 
 
 def plan_layers(
-    model: Model, options: CompileOptions, stream: Stream, conf: spec.Conf
+    model: Model,
+    options: CompileOptions,
+    stream: Stream,
+    conf: spec.Conf,
+    kv_groups: Sequence[int] = (),
 ) -> tuple[spec.Layer, ...]:
-    """LAYR records: sizes, KV ring of each layer, and its run of tensors."""
-    int8 = kv_type(options) is spec.KvType.INT8
-    bare = [_layer(layer, i, stream, int8) for i, layer in enumerate(model.spec.layers)]
+    """LAYR records: sizes, KV ring of each layer, and its run of tensors.
+
+    `kv_groups` are the layers' groups of an int8 cache; without them each layer's usual one.
+    """
+    groups = list(kv_groups) or [kv_group(layer) for layer in model.spec.layers]
+    if kv_type(options) is not spec.KvType.INT8:
+        groups = [0] * len(groups)
+    bare = [
+        _layer(layer, i, stream, group)
+        for i, (layer, group) in enumerate(zip(model.spec.layers, groups, strict=True))
+    ]
     return assemble.place_kv(conf, bare)
 
 
-def _layer(layer: LayerSpec, index: int, stream: Stream, int8: bool) -> spec.Layer:
+def _layer(layer: LayerSpec, index: int, stream: Stream, group: int) -> spec.Layer:
     own = [i for i, t in enumerate(stream.tensors) if t.record.layer == index]
     flags = spec.LayerFlag(0)
     flags |= spec.LayerFlag.QK_NORM if layer.qk_norm else spec.LayerFlag(0)
@@ -228,19 +240,21 @@ def _layer(layer: LayerSpec, index: int, stream: Stream, int8: bool) -> spec.Lay
         act=int(layer.act),
         score_scale=layer.score_scale,
         attn_softcap=layer.attn_softcap or 0.0,
-        kv_group=kv_group(layer) if int8 else 0,
+        kv_group=group,
         tens_first=own[0],
         tens_count=len(own),
     )
 
 
+def kv_candidates(layer: LayerSpec) -> tuple[int, ...]:
+    """Groups that an int8 cache may have: inputs that share a scale (NUMERICS K1), ascending."""
+    return tuple(g for g in sorted({32, 64, layer.head_dim}) if layer.head_dim % g == 0)
+
+
 def kv_group(layer: LayerSpec) -> int:
-    """Inputs that share a scale of the int8 cache: biased keys need small groups (NUMERICS K1)."""
-    wanted = (32, 64) if layer.qkv_bias else (64, 32)
-    for group in wanted:
-        if layer.head_dim % group == 0:
-            return group
-    return layer.head_dim
+    """The group where nothing was measured: biased keys need small ones."""
+    allowed = kv_candidates(layer)
+    return 64 if 64 in allowed and not layer.qkv_bias else allowed[0]
 
 
 def weight_bytes(stream: Stream, layers: int) -> list[int]:

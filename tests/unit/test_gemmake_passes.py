@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gemmake import kvgroups
 from gemmake.errors import BudgetError
 from gemmake.hdf import load_hdf
 from gemmake.model import (
@@ -153,3 +154,20 @@ def test_test_prompts_fit_the_context_and_the_vocabulary(context: int, rows: int
 def test_kv_groups_divide_the_head(head_dim: int, biased: bool, group: int) -> None:
     layer = replace(LAYER, head_dim=head_dim, qkv_bias=biased)
     assert layout.kv_group(layer) == group
+
+
+@pytest.mark.parametrize(
+    ("errors", "group"),
+    [
+        ({32: 1e-6, 64: 5e-5, 256: 9e-5}, 256),
+        ({32: 1e-6, 64: 5e-5, 256: 2e-4}, 64),
+        ({32: 3e-4, 64: 2e-3}, 32),
+        ({32: 0.0, 64: 0.0}, 64),
+        ({24: 0.0}, 24),
+        ({32: 5e-4, 64: 5e-4}, 64),
+    ],
+)
+def test_the_largest_kv_group_below_the_limit_is_taken(
+    errors: dict[int, float], group: int
+) -> None:
+    assert kvgroups.pick(errors) == group
