@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 from collections.abc import Callable
 
@@ -10,18 +12,53 @@ import click
 from gemmake import __version__
 from gemmake.check import diff, inspect, render, rules
 from gemmake.errors import GemError
+from gemrun.format.writer import show
 
 FILE = click.Path(path_type=str)
 
 
 class DefaultGroup(click.Group):
-    """A group whose first word may be left out: then it is `check`."""
+    """A group whose first word may be left out: then it is `check`. Its help is one page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command first unless a command or the group's help is asked for."""
         if args and args[0] not in {*self.commands, "--help", "--version"}:
+            refuse_mistaken_word(args[0], ctx)
             args = ["check", *args]
         return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every command with its options, instead of the commands' names alone."""
+        for name, command in self.commands.items():
+            inner = click.Context(command, info_name=name, parent=ctx)
+            records = (p.get_help_record(inner) for p in command.get_params(inner))
+            rows = [r for r in records if r is not None and r[0] != "--help"]
+            with formatter.section(f"{name}: {command.get_short_help_str(80).rstrip('.')}"):
+                formatter.write_dl(rows)
+
+
+#: What people type for a command -> what there is.
+WORDS = {
+    "check": "gemcheck FILE",
+    "verify": "gemcheck FILE",
+    "inspect": "gemcheck inspect FILE",
+    "diff": "gemcheck --diff A B",
+    "run": "gemcheck --run FILE",
+    "json": "gemcheck --json FILE",
+    "help": "gemcheck --help",
+    "version": "gemcheck --version",
+}
+
+
+def refuse_mistaken_word(word: str, ctx: click.Context | None = None) -> None:
+    """UsageError for a word where a file is due, if it is no file but nearly a command."""
+    if os.path.lexists(word) or not word.isalpha():
+        return
+    close = difflib.get_close_matches(word.lower(), WORDS, 1, 0.7)
+    if close:
+        known = word in main.commands  # reached only behind an option
+        what = "is a command and comes first" if known else "unknown command, and no such file"
+        raise click.UsageError(f"{show(word)}: {what}; did you mean {WORDS[close[0]]!r}?", ctx)
 
 
 @click.group(cls=DefaultGroup, context_settings={"max_content_width": 100})
@@ -52,11 +89,14 @@ def check(
     verbose: bool,
     debug: bool,
 ) -> None:
-    """Verify artifacts (the default command)."""
+    """Verify artifacts (the default command, its name may be left out)."""
     if pair:
+        if files or run or as_json:
+            raise click.UsageError("--diff takes two artifacts, and no --run, --json or others")
         sys.exit(_guarded(debug, lambda: diff.print_difference(*pair, click.echo)))
     if not files:
         raise click.UsageError("name an artifact; gemcheck --help lists what else there is")
+    refuse_mistaken_word(files[0])
     replay = rules.replay if run else None
     reports = [rules.check_file(name, replay) for name in files]
     click.echo(render.as_json(reports) if as_json else render.as_text(reports, verbose))

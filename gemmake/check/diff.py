@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,10 +14,14 @@ from gemrun.format.reader import Artifact
 from gemrun.format.spec import Record, Tensor
 
 DERIVED = frozenset({"root_sha256", "header_crc32", "table_crc32"})  # differ with anything else
+MOST_ONE_SIDED = 8  # lines of a list of what only one file has
 
 
 def print_difference(first: str, second: str, echo: Callable[[str], None]) -> int:
-    """Print how two files differ. Returns the exit code: 0 for the same content, else 1."""
+    """Print how two files differ. Returns the exit code: 0 for the same content, else 1.
+
+    Both files are checked in full first, since their digests stand for their content below.
+    """
     with open_artifact(first) as a, open_artifact(second) as b:
         found = list(differences(a, b))
         for line in found:
@@ -27,14 +31,22 @@ def print_difference(first: str, second: str, echo: Callable[[str], None]) -> in
 
 
 def differences(a: Artifact, b: Artifact) -> Iterator[str]:
-    """One line per difference; nothing for equal artifacts."""
+    """One line per difference; nothing for equal artifacts. Both must have been read in full.
+
+    The root covers all but the signature block, so that is compared by itself.
+    """
+    yield from _records("signature", a.signature, b.signature)
     if a.header.root_sha256 == b.header.root_sha256:
         return
     yield from _records("header", a.header, b.header)
     yield from _records("constants", a.conf, b.conf)
     yield from _records("thermal", a.thermal, b.thermal)
-    for part in ("options", "tools", "licence", "inputs", "notes"):
+    for part in ("options", "tools", "licence"):
         yield from _values(part, a.manifest[part], b.manifest[part])
+    yield from _inputs(a, b)
+    one, two = a.manifest["notes"], b.manifest["notes"]
+    yield from _one_sided("notes:", [n for n in one if n not in two], "first")
+    yield from _one_sided("notes:", [n for n in two if n not in one], "second")
     yield from _sections(a, b)
     if len(a.layers) == len(b.layers):
         for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)):
@@ -58,6 +70,24 @@ def _values(what: str, a: Any, b: Any) -> Iterator[str]:
         yield f"{what}: {_show(a)} | {_show(b)}"
 
 
+def _one_sided(what: str, names: Sequence[str], side: str) -> Iterator[str]:
+    """One line for each of the first few that only one file has, then how many more there are."""
+    for name in names[:MOST_ONE_SIDED]:
+        yield f"{what} {name}: only in the {side}"
+    if len(names) > MOST_ONE_SIDED:
+        yield f"{what} ... and {len(names) - MOST_ONE_SIDED} more only in the {side}"
+
+
+def _inputs(a: Artifact, b: Artifact) -> Iterator[str]:
+    """Files that the compiles read, by name."""
+    first = {str(i.get("name")): i for i in a.manifest["inputs"]}
+    second = {str(i.get("name")): i for i in b.manifest["inputs"]}
+    for name in (n for n in first if n in second):
+        yield from _values(f"input {name}", first[name], second[name])
+    yield from _one_sided("input", [n for n in first if n not in second], "first")
+    yield from _one_sided("input", [n for n in second if n not in first], "second")
+
+
 def _show(value: Any) -> str:
     if isinstance(value, bytes):
         text = value.rstrip(b"\0").decode("utf-8", "replace")
@@ -75,23 +105,27 @@ def _sections(a: Artifact, b: Artifact) -> Iterator[str]:
                 f"{one.size} | {two.size} bytes" if one.size != two.size else f"{one.size} bytes"
             )
             yield f"section {name}: content differs ({sizes})"
+        elif one.flags != two.flags:
+            yield f"section {name}: flags {one.flags:#x} | {two.flags:#x}"
 
 
 def _tensors(a: Artifact, b: Artifact) -> Iterator[str]:
     first = {(t.role, t.layer, t.slab_first): (n, t) for n, t in reader.iter_names(a)}
     second = {(t.role, t.layer, t.slab_first): (n, t) for n, t in reader.iter_names(b)}
     changed = 0
-    for key in [*first, *(k for k in second if k not in first)]:
-        if key not in first or key not in second:
-            name = (first.get(key) or second[key])[0]
-            yield f"tensor {name}: only in the {'second' if key not in first else 'first'}"
-            continue
+    for key in (k for k in first if k in second):
         line = _tensor(a, b, first[key][1], second[key][1])
         if line:
             changed += 1
             yield f"tensor {first[key][0]}: {line}"
-    total = len({*first, *second})
-    yield f"tensors: {changed} of {total} differ"
+    only_a = [name for key, (name, _) in first.items() if key not in second]
+    only_b = [name for key, (name, _) in second.items() if key not in first]
+    yield from _one_sided("tensor", only_a, "first")
+    yield from _one_sided("tensor", only_b, "second")
+    total = f"tensors: {changed} of {len({*first, *second})} differ"
+    if only_a or only_b:
+        total += f", {len(only_a)} only in the first, {len(only_b)} only in the second"
+    yield total
 
 
 def _tensor(a: Artifact, b: Artifact, one: Tensor, two: Tensor) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from enum import IntEnum
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from gemmake.errors import ArtifactError
+from gemmake.check.rules import reason
+from gemmake.errors import ArtifactError, UsageError
 from gemrun.format import reader, sizes, spec
 from gemrun.format.codes import FormatError
 from gemrun.format.reader import Artifact, read_artifact
@@ -21,18 +25,18 @@ PIPE_WIDTH = 160  # columns where nobody says how wide the terminal is
 
 
 def open_artifact(path: str) -> Artifact:
-    """A checked artifact, weights' checksums apart. ArtifactError says which file is wrong."""
+    """A fully checked artifact, weights too. ArtifactError says which file is wrong, and how."""
     try:
-        return read_artifact(path, verify="fast")
+        return read_artifact(path)
     except FormatError as error:
-        raise ArtifactError(f"{show(path)}: {error}") from error
+        raise ArtifactError(f"{show(path)}: {reason(path, error)}") from error
 
 
 def print_artifact(path: str, name: str | None) -> int:
     """Print an artifact's tables, or those of one tensor. Returns the exit code."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     with open_artifact(path) as artifact:
-        view = overview(artifact) if name is None else tensor_view(artifact, name)
+        view = overview(artifact) if name is None else tensor_view(artifact, name, path)
         Console(width=width, markup=False).print(view)
     return 0
 
@@ -60,6 +64,7 @@ def _record(title: str, record: Record) -> Table:
 
 HEX = ("crc32", "features", "kv_layout_id", "byte_order")
 TEXT = ("target", "family", "name")
+ENUMS: dict[str, type[IntEnum]] = {"kv_type": KvType, "role": Role}
 
 
 def _value(name: str, value: Any) -> str:
@@ -67,8 +72,8 @@ def _value(name: str, value: Any) -> str:
         return spec.field_text(value) if name in TEXT else value.hex()
     if any(name.endswith(suffix) for suffix in HEX):
         return f"{value:#x}"
-    if name == "kv_type":
-        return f"{value} {KvType(value).name.lower()}"
+    if name in ENUMS:
+        return ENUMS[name](value).name.lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -128,20 +133,38 @@ def _tests(artifact: Artifact) -> Table:
     return table
 
 
-def tensor_view(artifact: Artifact, wanted: str) -> Table:
-    """One tensor: its record, formats and what the compile reported. ArtifactError if none."""
-    for index, (name, tensor) in enumerate(reader.iter_names(artifact)):
-        if name == wanted:
-            table = _record(f"Tensor {index}: {name}", tensor)
-            for row in _details(artifact, tensor, index):
-                table.add_row(*row)
-            return table
-    known = ", ".join(name for name, _ in reader.iter_names(artifact))
-    raise ArtifactError(f"tensor {wanted}: not in this artifact; it has {known:.300}")
+def tensor_view(artifact: Artifact, wanted: str, path: str) -> Group:
+    """One tensor: its record, formats and what the compile reported. UsageError if none.
+
+    `wanted` is a whole name, or one of the checkpoint's names that a fused tensor joins with "+".
+    A checkpoint's tensor that was split into several is shown with all its parts.
+    """
+    listed = list(enumerate(reader.iter_names(artifact)))
+    own = [entry for entry in listed if entry[1][0] == wanted]
+    own = own or [entry for entry in listed if wanted in entry[1][0].split("+")]
+    if not own:
+        close = close_names(wanted, [name for _, (name, _) in listed])
+        names = f" (close: {', '.join(close)})" if close else ""
+        remedy = f"gemcheck inspect {shlex.quote(show(path))} lists them"
+        raise UsageError(f"tensor {wanted}: not in this artifact{names}; {remedy}")
+    tables = []
+    for index, (name, tensor) in own:
+        table = _record(f"Tensor {index}: {name}", tensor)
+        for row in _details(artifact, tensor, index):
+            table.add_row(*row)
+        tables.append(table)
+    return Group(*tables)
+
+
+def close_names(wanted: str, names: Sequence[str], most: int = 3) -> list[str]:
+    """Whole names that look like `wanted` or hold it, the closest first."""
+    parts = {part: None for name in names for part in name.split("+")}
+    alike = difflib.get_close_matches(wanted, parts, most)
+    holding = [part for part in parts if wanted and wanted.lower() in part.lower()]
+    return list(dict.fromkeys([*alike, *holding]))[:most]
 
 
 def _details(artifact: Artifact, tensor: Tensor, index: int) -> Iterator[tuple[str, str]]:
-    yield "role", Role(tensor.role).name.lower()
     yield "format", formats(artifact, tensor)
     elements = tensor.parts * tensor.rows * tensor.cols
     yield "bits per weight", f"{8 * (tensor.size + tensor.second_size) / elements:.3f}"

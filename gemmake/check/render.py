@@ -24,15 +24,17 @@ def as_text(reports: Sequence[Report], verbose: bool) -> str:
     for report in reports:
         if len(reports) > 1:
             out.append(f"{show(report.path)}:")
-        out += lines(report, verbose)
+        out += lines(report, verbose, named=len(reports) > 1)
     return "\n".join(out)
 
 
-def lines(report: Report, verbose: bool) -> list[str]:
-    """The finding lines; hints follow what did not pass."""
+def lines(report: Report, verbose: bool, *, named: bool = False) -> list[str]:
+    """The finding lines; hints follow what did not pass. `named`: a heading names the file."""
     if report.exit_code == FATAL:
         finding = report.findings[0]
-        return [f"{finding.severity.value} Artifact refused: {finding.text}; {finding.hint}"]
+        file = "" if named else f"{show(report.path)}: "
+        remedy = f"; {finding.hint}" if finding.hint else ""
+        return [f"{finding.severity.value} Artifact refused: {file}{finding.text}{remedy}"]
     out = []
     for finding in report.findings:
         out.append(finding.line)

@@ -21,6 +21,7 @@ from gemrun.format import sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.spec import Buffer, Format, KvType
+from gemrun.format.writer import show
 
 FATAL = 6  # exit code for a file that is damaged or was refused
 BLANK_DIGEST = 0  # of a TEST record that was reserved and never filled
@@ -101,7 +102,7 @@ class SignatureRule(Rule):
     """The signature block."""
 
     id = "signature"
-    hint = "sign the artifact where a policy asks for it"
+    hint = "nothing to do: signing is not part of this version, and unsigned artifacts pass"
 
     def check(self, subject: Subject) -> Finding:
         """Unsigned is a warning; a signature is named, since there is no key to hold it against."""
@@ -199,10 +200,13 @@ class Temperature(Rule):
     """The throttle threshold against what the board allows for continuous load."""
 
     id = "temperature"
-    hint = "lower the threshold, or throttle ahead of it"
+    hint = "this version has no --throttle-mode yet: compile with a lower --temperature-threshold"
 
     def check(self, subject: Subject) -> Finding:
-        """A threshold above the continuous limit is a warning."""
+        """A threshold above the continuous limit is a warning, unless the target's policy has it.
+
+        The policy names both temperatures: its own board keeps to them, and nobody chose wrongly.
+        """
         thermal = subject.artifact.thermal
         threshold, limit = thermal.threshold_c, thermal.device_max_c
         if threshold == 0:
@@ -212,10 +216,21 @@ class Temperature(Rule):
             return self.ok(f"{text} (the target states no limit for continuous load)")
         if threshold <= limit:
             return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")
+        if _is_policy(subject):
+            return self.ok(f"{text} (policy of the target; continuous limit {limit:g}\u00b0C)")
         return self.warn(
             f"{text} exceeds device spec for continuous load (max {limit:g}\u00b0C) "
             "\u2014 recommend --throttle-mode aggressive"
         )
+
+
+def _is_policy(subject: Subject) -> bool:
+    """Whether the threshold is what the stored HDF says and no option of the compile named one."""
+    asked = subject.artifact.manifest["options"].get("temperature_threshold")
+    policy = subject.hdf.throttle_c
+    if asked is not None or policy is None:
+        return False
+    return bool(np.float32(policy) == np.float32(subject.artifact.thermal.threshold_c))
 
 
 class Tables(Rule):
@@ -351,8 +366,13 @@ READ_RULES = {
 }
 
 
+def reason(path: str, error: FormatError) -> str:
+    """What is wrong with a file, without the file's name: a failed open has it, others do not."""
+    return str(error).removeprefix(f"{show(path)}: ")
+
+
 def _refused(path: str, error: FormatError) -> Report:
-    what, _, remedy = str(error).partition("; ")
+    what, _, remedy = reason(path, error).partition("; ")
     finding = Finding(READ_RULES.get(error.code, "structure"), Severity.ERROR, what, remedy)
     return Report(path, (finding,), FATAL, code=int(error.code))
 

@@ -212,6 +212,7 @@ def check(
     for key, wanted in (("kv", kv_entry(conf, layers)), ("model", model_entry(conf))):
         if manifest[key] != wanted:
             _differs(key, wanted, manifest[key])
+    _check_shapes(manifest)
     listed = manifest["tensors"]
     if not isinstance(listed, list) or len(listed) != len(tensors):
         _differs("tensors", len(tensors), len(listed) if isinstance(listed, list) else listed)
@@ -222,6 +223,27 @@ def check(
         for field in ("role", "layer", "format", "shape"):
             if entry.get(field) != wanted[field]:
                 _differs(f"tensors[{index}].{field}", wanted[field], entry.get(field))
+        report = entry.get("report")
+        if not isinstance(report, dict) or not all(isinstance(v, float) for v in report.values()):
+            _malformed(f"tensors[{index}].report", "a map of floats", report)
+
+
+def _check_shapes(manifest: Mapping[str, Any]) -> None:
+    """The types of what no record repeats. FormatError(MANIFEST) names the first wrong one."""
+    for key in ("options", "tools"):
+        if not isinstance(manifest[key], dict):
+            _malformed(key, "a map", manifest[key])
+    if not isinstance(manifest["licence"], str):
+        _malformed("licence", "text", manifest["licence"])
+    for key, kind, what in (("inputs", dict, "maps"), ("notes", str, "texts")):
+        value = manifest[key]
+        if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
+            _malformed(key, f"a list of {what}", value)
+
+
+def _malformed(where: str, wanted: str, found: object) -> None:
+    what = f"manifest: {where} is {found!r:.200}, not {wanted}"
+    raise FormatError(Code.MANIFEST, what, REBUILD)
 
 
 def _differs(where: str, wanted: object, found: object) -> None:

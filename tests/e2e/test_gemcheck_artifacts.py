@@ -45,6 +45,39 @@ def test_compiled_artifacts_pass(
         assert [p.size for p in artifact.plans] == list(wanted.values())
 
 
+def test_only_a_chosen_threshold_is_warned_of(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> None:
+    model = tiny_checkpoint("llama3")
+    common = ("--target", "jetson-orin-nano", "--quantization", "int8", "--effort", "fast")
+    common += ("--kv-cache-size", "128")
+    own = gemcheck(artifact_cache(model, *common))
+    assert own.returncode == 0, own.stdout + own.stderr
+    policy = "80\u00b0C (policy of the target; continuous limit 70\u00b0C)\n"
+    assert f"\u2713 Temperature threshold {policy}" in own.stdout
+    assert "--throttle-mode" not in own.stdout
+    chosen = gemcheck("--verbose", artifact_cache(model, *common, "--temperature-threshold", "75"))
+    assert chosen.returncode == 0, chosen.stdout + chosen.stderr
+    assert (
+        "\u26a0 Temperature threshold 75\u00b0C exceeds device spec for continuous load "
+        "(max 70\u00b0C) \u2014 recommend --throttle-mode aggressive\n"
+    ) in chosen.stdout
+    assert "no --throttle-mode yet" in chosen.stdout
+
+
+def test_inspect_takes_the_names_of_the_checkpoint(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> None:
+    options = ("--quantization", "int8", "--kv-cache-size", "128", "--effort", "fast")
+    path = artifact_cache(tiny_checkpoint("llama3"), *options)
+    for part in ("gate", "up"):
+        name = f"model.layers.0.mlp.{part}_proj.weight"
+        done = gemcheck("inspect", path, "--tensor", name)
+        assert done.returncode == 0, done.stderr
+        assert name in done.stdout
+        assert "gate_up" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["tiny-int4", "tiny-f16", "tiny-q4raw"])
 def test_golden_vectors_give_the_same_answer(name: str) -> None:
     done = gemcheck("--run", GOLDEN / "v1.0" / f"{name}.gembin")

@@ -151,6 +151,28 @@ def test_it_must_agree_with_the_records(artifact: Any) -> None:
     refused({"tensors": [{**listed[0], "name": 5}, *listed[1:]]}, r"0\]\.name")
 
 
+def test_what_no_record_repeats_has_its_types(artifact: Any) -> None:
+    """Readers use these without looking again."""
+    records = (artifact.conf, artifact.layers, artifact.tensors, artifact.segments)
+    listed = artifact.manifest["tensors"]
+    for key, value in (
+        ("options", []),
+        ("options", None),
+        ("tools", "gemmake 1"),
+        ("licence", b"MIT"),
+        ("inputs", {}),
+        ("inputs", ["a"]),
+        ("notes", "a"),
+        ("notes", [1]),
+        ("tensors", [{**listed[0], "report": None}, *listed[1:]]),
+        ("tensors", [{**listed[0], "report": {"mse": "low"}}, *listed[1:]]),
+        ("tensors", [{k: v for k, v in listed[0].items() if k != "report"}, *listed[1:]]),
+    ):
+        with pytest.raises(FormatError, match=rf"manifest: {key}.* not ") as caught:
+            manifest.check({**artifact.manifest, key: value}, *records)
+        assert caught.value.code == Code.MANIFEST
+
+
 def test_reports_do_not_change_the_size(artifact: Any) -> None:
     one = manifest.tensor_entry("x", artifact.tensors[1], artifact.segments, {"mse": 0.0})
     two = manifest.tensor_entry("x", artifact.tensors[1], artifact.segments, {"mse": 1.234e-5})

@@ -13,6 +13,7 @@ import pytest
 from fuzz.mutate import find, reseal, section_range
 from gemmake.check import rules
 from gemmake.check.rules import Severity, check_file
+from gemrun.format import manifest
 from gemrun.format.codes import Code
 from gemrun.format.reader import canonical_json
 from gemrun.format.spec import Thermal
@@ -87,6 +88,51 @@ def test_temperature(
     report = check_file(write(changed(make.build(make.INT4), thermal=thermal)))
     assert severity(report, "temperature") is mark
     assert text in line(report, "temperature")
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "mark"),
+    [
+        (None, 80.1, Severity.OK),  # nobody chose: what the board's own policy says
+        (80.1, 80.1, Severity.WARNING),  # chosen, though it is the policy's value
+        (None, 79.0, Severity.WARNING),  # not the policy's value: somebody chose it
+        (None, None, Severity.WARNING),
+    ],
+)
+def test_a_threshold_of_the_targets_policy_is_no_fault(
+    write: Callable[[make.Golden], Path], asked: float | None, policy: float | None, mark: Severity
+) -> None:
+    golden = make.build(make.INT4)
+    table = json.loads(golden.records.hdf)
+    named = {} if policy is None else {"throttle_temp_c": policy, "target_temp_c": 70.0}
+    golden = hdf_with(golden, policy={**table["policy"], **named})
+    told = manifest.decode(golden.records.manifest)
+    told["options"]["temperature_threshold"] = asked
+    thermal = Thermal(threshold_c=80.1, device_max_c=70.0)
+    report = check_file(write(changed(golden, manifest=manifest.encode(told), thermal=thermal)))
+    assert report.exit_code == 0
+    assert severity(report, "temperature") is mark
+    if mark is Severity.OK:
+        assert line(report, "temperature") == (
+            "\u2713 Temperature threshold 80.1\u00b0C "
+            "(policy of the target; continuous limit 70\u00b0C)"
+        )
+        return
+    assert line(report, "temperature") == (
+        "\u26a0 Temperature threshold 80.1\u00b0C exceeds device spec for continuous load "
+        "(max 70\u00b0C) \u2014 recommend --throttle-mode aggressive"
+    )
+    hint = next(f.hint for f in report.findings if f.rule == "temperature")
+    assert "no --throttle-mode yet" in hint
+    assert "lower --temperature-threshold" in hint
+
+
+def test_unsigned_is_no_failure() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-int4.gembin")
+    finding = report.findings[0]
+    assert (finding.rule, finding.severity) == ("signature", Severity.WARNING)
+    assert "signing is not part of this version" in finding.hint
     assert report.exit_code == 0
 
 
