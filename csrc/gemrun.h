@@ -35,13 +35,13 @@ typedef enum gemrun_status {
     GEMRUN_OK = 0,
     GEMRUN_E_ARGUMENT = -1,  /* a null pointer, or a number out of its range */
     GEMRUN_E_BUSY = -2,      /* another thread is inside this context */
-    GEMRUN_E_PROMPT = -3,    /* prompt longer than the context */
+    GEMRUN_E_PROMPT = -3,    /* prompt empty, or longer than the context */
     GEMRUN_E_TEXT = -4,      /* text longer than the planned tokenizer scratch */
     GEMRUN_E_NO_CHAT = -5,   /* the artifact has no chat template */
     GEMRUN_E_TOKEN = -6,     /* token id without a row in the vocabulary */
     GEMRUN_E_CONTEXT = -7,   /* kv_cache_size above the compiled context */
     GEMRUN_E_THREADS = -8,   /* thread count or affinity mask not usable */
-    GEMRUN_E_SAMPLING = -9,  /* sampling setting out of its range */
+    GEMRUN_E_SAMPLING = -9,  /* sampling setting out of its range, or every token banned */
     GEMRUN_E_KERNEL = -10,   /* a forced kernel that this CPU cannot run */
     GEMRUN_E_FULL = -11,     /* no room left in the context for one more token */
     GEMRUN_E_STATE = -12,    /* the call needs something earlier, e.g. logits before a prefill */
@@ -100,7 +100,7 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
 /* How to open. Start from gemrun_config_default(); zero means the default everywhere. */
 typedef struct gemrun_config {
     uint32_t size;               /* sizeof(gemrun_config), set by gemrun_config_default */
-    uint32_t kv_cache_size;      /* tokens, 1..compiled context; default: min(1024, compiled) */
+    uint32_t kv_cache_size;      /* tokens in use, 1..compiled context, the default; frees none */
     uint32_t prefill_batch_size; /* tokens per prefill step, up to the compiled chunk */
     uint32_t threads;            /* 1..8; default: the cores granted, at most the plan */
     uint64_t thread_affinity;    /* one thread is pinned to each set bit's core; 0: none */
@@ -198,7 +198,7 @@ GEMRUN_API gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void 
 GEMRUN_API int64_t gemrun_memory_needed(const void *image, size_t image_size,
                                         const gemrun_config *config);
 GEMRUN_API void gemrun_destroy(gemrun_context_t *ctx); /* NULL is fine */
-GEMRUN_API void gemrun_reset_kv_cache(gemrun_context_t *ctx);
+GEMRUN_API void gemrun_reset_kv_cache(gemrun_context_t *ctx); /* also unpins a calling thread */
 
 /* ---- text in, text out ---- */
 /* Greedy or sampled by the artifact's defaults, from an empty cache; ids go to `tokens` (room for
@@ -221,7 +221,8 @@ GEMRUN_API int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size
  * tokens. Returns the byte count, NUL not counted; at most capacity - 1 bytes are written. */
 GEMRUN_API int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t count,
                                      uint32_t flags, char *text, size_t capacity);
-/* Append ids; returns the tokens now in the cache. A failure after the first step empties it. */
+/* Append ids; returns the tokens in the cache; a failure after the first step empties it. With an
+ * affinity the calling thread stays pinned until a reset, a run or destroy: steps cost no calls. */
 GEMRUN_API int32_t gemrun_prefill(gemrun_context_t *ctx, const int32_t *ids, size_t count);
 GEMRUN_API int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id); /* one token, as prefill */
 GEMRUN_API int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request); /* an id */
@@ -231,8 +232,7 @@ GEMRUN_API int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t
  * changed by sampling with a bias, a ban or a penalty. */
 GEMRUN_API const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count);
 GEMRUN_API const float *gemrun_embedding(const gemrun_context_t *ctx, uint32_t *out_count);
-/* Replay the stored test vectors, from an empty cache. Returns how many there are, all passed. */
-GEMRUN_API int32_t gemrun_run_tests(gemrun_context_t *ctx);
+GEMRUN_API int32_t gemrun_run_tests(gemrun_context_t *ctx); /* stored vectors: how many passed */
 
 /* ---- facts ---- */
 GEMRUN_API gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out);

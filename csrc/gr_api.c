@@ -21,10 +21,10 @@ gemrun_status gr_report(const gr_error *e, const char *object)
     return e->code;
 }
 
-gemrun_status gr_refuse(gemrun_status code, uint64_t wanted, uint64_t found)
+gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found)
 {
     gr_error e;
-    gr_fail(&e, code, 0, wanted, found);
+    gr_fail(&e, GEMRUN_E_ARGUMENT, field, wanted, found);
     return gr_report(&e, "gemrun");
 }
 
@@ -32,13 +32,14 @@ gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
 {
     uint32_t idle = 0;
     if (!ctx) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+        return gr_refuse(GR_F_NONE, 0, 0);
     }
     if (!atomic_compare_exchange_strong(&ctx->busy, &idle, 1)) {
-        return gr_refuse(GEMRUN_E_BUSY, 0, 0);
+        gr_error e; /* the context's own belongs to the call inside */
+        gr_fail(&e, GEMRUN_E_BUSY, 0, 0, 0);
+        return gr_report(&e, "gemrun");
     }
     *c = (gr_call){.fp = gr_fp_enter()};
-    c->pinned = ctx->pin != 0 && gr_port_pin(ctx->pin, &c->before);
     return GEMRUN_OK;
 }
 
@@ -49,9 +50,6 @@ int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result)
             gr_fail(&ctx->e.err, (gemrun_status)result, 0, 0, 0);
         }
         gr_report(&ctx->e.err, ctx->name[0] ? ctx->name : "model");
-    }
-    if (c->pinned) {
-        gr_port_unpin(&c->before);
     }
     gr_fp_leave(c->fp);
     atomic_store(&ctx->busy, 0);
@@ -71,15 +69,21 @@ static gemrun_status check_config(const gemrun_config *q, gr_error *e)
     for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++) {
         reserved |= q->reserved[i];
     }
-    if (q->size != sizeof *q || reserved != 0) {
-        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, sizeof *q, q->size);
+    if (q->size != sizeof *q) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, sizeof *q, q->size);
     }
-    if (q->weights_check > GEMRUN_WEIGHTS_FULL || q->allow_foreign_board > 1 ||
-        q->ignore_memory > 1 || q->lock_memory > 1) {
-        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, 1, 2);
+    if (reserved != 0) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, reserved);
+    }
+    const uint32_t switches[] = {q->weights_check, q->allow_foreign_board, q->ignore_memory,
+                                 q->lock_memory};
+    for (uint32_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        if (switches[i] > 1) {
+            return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_WEIGHTS_CHECK + i, 1, switches[i]);
+        }
     }
     return q->threads > GB_MAX_THREADS
-               ? gr_fail(e, GEMRUN_E_THREADS, 0, GB_MAX_THREADS, q->threads)
+               ? gr_fail(e, GEMRUN_E_THREADS, GR_F_THREADS, GB_MAX_THREADS, q->threads)
                : GEMRUN_OK;
 }
 
@@ -110,10 +114,10 @@ static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *
     }
     uint64_t allowed = gr_port_affinity();
     if (q->thread_affinity & ~allowed) {
-        return gr_fail(&e->err, GEMRUN_E_THREADS, 0, q->thread_affinity, allowed);
+        return gr_fail(&e->err, GEMRUN_E_THREADS, GR_F_AFFINITY, allowed, q->thread_affinity);
     }
     if (q->threads > bits) {
-        return gr_fail(&e->err, GEMRUN_E_THREADS, 0, q->threads, bits);
+        return gr_fail(&e->err, GEMRUN_E_THREADS, GR_F_THREADS_PINNED, bits, q->threads);
     }
     e->threads = e->threads > bits ? bits : e->threads;
     ctx->pin = gr_nth_bit(q->thread_affinity, 0);
@@ -125,14 +129,13 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
 {
     gr_engine *e = &ctx->e;
     const gb_conf *c = &e->v.conf;
-    uint32_t usual = c->context < 1024 ? c->context : 1024;
-    e->context = q->kv_cache_size ? q->kv_cache_size : usual;
+    e->context = q->kv_cache_size ? q->kv_cache_size : c->context;
     e->chunk = q->prefill_batch_size ? q->prefill_batch_size : c->chunk;
     if (e->context > c->context) {
         return gr_fail(&e->err, GEMRUN_E_CONTEXT, 0, e->context, c->context);
     }
     if (e->chunk > c->chunk) {
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, c->chunk, e->chunk);
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BATCH, c->chunk, e->chunk);
     }
     e->kern = gr_kernels_pick(q->kernel);
     if (!e->kern) {
@@ -144,7 +147,7 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
 static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
 {
     const gb_header *h = &ctx->e.v.header;
-    uint64_t wanted = gr_mul(ctx->e.threads - 1, GR_STACK_SIZE);
+    uint64_t stacks = gr_mul(ctx->e.threads - 1, GR_STACK_SIZE), wanted = stacks;
     if (ctx->image.address) {
         wanted = gr_add(wanted, gr_add(h->ram_weights, h->ram_tables));
     }
@@ -152,8 +155,15 @@ static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
         wanted = gr_add(wanted, gr_add(h->ram_arena, gr_add(h->ram_kv, h->ram_engine)));
     }
     uint64_t available = q->ignore_memory ? GR_TOO_BIG : gr_port_memory("");
-    return wanted > available ? gr_fail(&ctx->e.err, GEMRUN_E_MEMORY, 0, wanted, available)
-                              : GEMRUN_OK;
+    if (wanted <= available) {
+        return GEMRUN_OK;
+    }
+    const uint64_t plan[] = {h->ram_weights, h->ram_tables, h->ram_arena,
+                             h->ram_kv,      h->ram_engine, stacks};
+    gr_fail(&ctx->e.err, GEMRUN_E_MEMORY, 0, wanted, available);
+    memcpy(ctx->e.err.plan, plan, sizeof plan);
+    ctx->e.err.threads = ctx->e.threads;
+    return GEMRUN_E_MEMORY;
 }
 
 static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
@@ -187,10 +197,9 @@ static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
 static gemrun_status start_threads(gemrun_context_t *ctx, const gemrun_config *q)
 {
     gr_engine *e = &ctx->e;
-    gr_cpus before;
-    if (ctx->pin) { /* thread 0 is pinned during each call: try it once, to report it */
-        ctx->pinned = gr_port_pin(ctx->pin, &before);
-        gr_port_unpin(&before);
+    if (ctx->pin) { /* thread 0 is whoever runs the model: try it once, to report it */
+        ctx->pinned = gr_port_pin(ctx->pin);
+        gr_port_unpin();
     }
     e->team = (gr_team *)(void *)((uint8_t *)ctx + gr_align(sizeof *ctx, GB_LINE));
     return gr_team_start(e->team, e->threads, q->thread_affinity, &e->err);
@@ -230,7 +239,7 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
         return gr_open_view(&v, image.address, image.bytes, NULL, 0, false, e);
     }
     if (memory.address && memory.bytes < engine.bytes) {
-        return gr_fail(e, GEMRUN_E_ARGUMENT, 0, engine.bytes, memory.bytes);
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_MEMORY_SIZE, engine.bytes, memory.bytes);
     }
     if (memory.address) {
         memset(engine.address, 0, (size_t)engine.bytes);
@@ -248,7 +257,7 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
         ctx->image = owned ? image : (gr_map){0};
         copy_names(ctx);
         st = memory.address && memory.bytes < needed
-                 ? gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, needed, memory.bytes)
+                 ? gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_MEMORY_SIZE, needed, memory.bytes)
                  : GEMRUN_OK;
     }
     gemrun_status (*const steps[])(gemrun_context_t *, const gemrun_config *) = {
@@ -274,7 +283,7 @@ gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
     gr_map image = {0};
     gr_error e;
     if (!out_ctx || !path) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+        return gr_refuse(GR_F_NONE, 0, 0);
     }
     *out_ctx = NULL;
     gemrun_status st = check_config(&q, &e);
@@ -292,8 +301,11 @@ gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, siz
 {
     gemrun_config q = config ? *config : gemrun_config_default();
     gr_error e;
-    if (!out_ctx || !image || ((uintptr_t)image | (uintptr_t)memory) % PAGE != 0) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, PAGE, ((uintptr_t)image | (uintptr_t)memory) % PAGE);
+    if (!out_ctx || !image) {
+        return gr_refuse(GR_F_NONE, 0, 0);
+    }
+    if (((uintptr_t)image | (uintptr_t)memory) % PAGE != 0) {
+        return gr_refuse(GR_F_ALIGNED, PAGE, (uintptr_t)image | (uintptr_t)memory);
     }
     *out_ctx = NULL;
     union { /* the image is only read; a map holds what could also be written */
@@ -314,13 +326,17 @@ int64_t gemrun_memory_needed(const void *image, size_t image_size, const gemrun_
     gr_error e;
     (void)config; /* a lower kv_cache_size limits the positions, not the plan */
     if (!image) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+        return gr_refuse(GR_F_NONE, 0, 0);
     }
     if (gr_open_header(&h, image, image_size, &e) != GEMRUN_OK) {
         return gr_report(&e, "image");
     }
     uint64_t need = gr_add(engine_size(image, image_size), gr_add(h.ram_arena, h.ram_kv));
-    return need > INT64_MAX ? gr_refuse(GEMRUN_E_RAM, INT64_MAX, need) : (int64_t)need;
+    if (need > INT64_MAX) {
+        gr_fail(&e, GEMRUN_E_RAM, 0, INT64_MAX, need);
+        return gr_report(&e, "image");
+    }
+    return (int64_t)need;
 }
 
 gemrun_context_t *gemrun_init(const char *path)
@@ -333,6 +349,7 @@ gemrun_context_t *gemrun_init(const char *path)
 void gemrun_destroy(gemrun_context_t *ctx)
 {
     if (ctx) {
+        gr_port_unpin(); /* where steps have left this thread bound */
         release(ctx);
     }
 }
@@ -344,7 +361,7 @@ gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
     gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
     gr_call c;
     if (!out || out->size != sizeof *out) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, sizeof *out, out ? out->size : 0);
+        return gr_refuse(out ? GR_F_SIZE : GR_F_NONE, sizeof *out, out ? out->size : 0);
     }
     gemrun_status st = gr_enter(own, &c);
     if (st != GEMRUN_OK) {
@@ -374,7 +391,7 @@ gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
 gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
 {
     if (!ctx || !out || out->size != sizeof *out) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, sizeof *out, out ? out->size : 0);
+        return gr_refuse(ctx && out ? GR_F_SIZE : GR_F_NONE, sizeof *out, out ? out->size : 0);
     }
     const gr_view *v = &ctx->e.v; /* nothing here changes after open */
     const struct gb_tokn *t = v->tok.h;

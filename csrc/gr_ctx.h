@@ -12,7 +12,7 @@ struct gemrun_context { /* at the start of the engine block */
     gr_map engine, arena, kv;      /* ours if owns_memory, else parts of the caller's block */
     bool owns_memory;
     _Atomic uint32_t busy, cancel;
-    uint64_t pin;                  /* affinity of the calling thread during a call; 0: left alone */
+    uint64_t pin;                  /* affinity of a thread that runs the model; 0: left alone */
     uint32_t pinned;
     uint64_t locked;               /* bytes */
     gr_rng rng;                    /* lives from a reset to the next */
@@ -24,8 +24,6 @@ struct gemrun_context { /* at the start of the engine block */
 
 typedef struct gr_call { /* what a call changes on its thread and puts back */
     uint64_t fp;
-    gr_cpus before;
-    bool pinned;
 } gr_call;
 
 /* Take the context for a call and set up the thread. Fails when it is in use. */
@@ -34,6 +32,7 @@ gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c);
 int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result);
 /* Report a failure that belongs to no context. Returns the code. */
 gemrun_status gr_report(const gr_error *e, const char *object);
-gemrun_status gr_refuse(gemrun_status code, uint64_t wanted, uint64_t found); /* the same, short */
+/* The same for an argument; GR_F_NONE: a null pointer. */
+gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found);
 
 #endif

@@ -18,10 +18,23 @@
 typedef struct gr_error {
     gemrun_status code;
     uint64_t wanted, found; /* meaning by code: bytes, tokens, version, index, .. */
-    uint32_t what;          /* a fourcc of the section, or 0 */
-    uint32_t record;        /* index of the record at fault, or GR_NO_RECORD */
+    uint32_t what;          /* a fourcc of the section, a gr_field of the call, or 0 */
+    uint32_t record;        /* index of the record at fault, or GR_NO_RECORD; E_PROMPT and E_FULL:
+                             * the compiled context, where only a lower one in use is too small */
+    uint32_t threads;       /* E_MEMORY: of the plan that was refused .. */
+    uint64_t plan[6];       /* .. weights, tables, arena, KV, engine, stacks, in bytes */
 } gr_error;
 #define GR_NO_RECORD UINT32_MAX
+
+/* What a call was given that is out of its range (E_ARGUMENT, E_THREADS, E_SAMPLING, E_TOKEN):
+ * gr_text.c names it and its range, in which `wanted` is the limit. A real is found as its bits. */
+typedef enum gr_field {
+    GR_F_NONE, GR_F_SIZE, GR_F_RESERVED, GR_F_ALIGNED, GR_F_MEMORY_SIZE, GR_F_WEIGHTS_CHECK,
+    GR_F_FOREIGN_BOARD, GR_F_IGNORE_MEMORY, GR_F_LOCK_MEMORY, GR_F_THREADS, GR_F_THREADS_PINNED,
+    GR_F_AFFINITY, GR_F_BATCH, GR_F_MAX_TOKENS, GR_F_TEMPERATURE, GR_F_TOP_P, GR_F_MIN_P,
+    GR_F_PENALTY, GR_F_BANNED_COUNT, GR_F_BIAS_COUNT, GR_F_STOP_COUNT, GR_F_STOP, GR_F_BIAS_VALUE,
+    GR_F_BANNED, GR_F_BIAS_ID, GR_F_TOKEN, GR_F_MESSAGES, GR_F_FLAGS, GR_F_CAPACITY, GR_F_COUNT
+} gr_field;
 
 gemrun_status gr_fail(gr_error *e, gemrun_status code, uint32_t what, uint64_t wanted,
                       uint64_t found);
@@ -105,7 +118,6 @@ typedef struct gr_engine {
     gr_error err;
     gr_capture capture; /* NULL in normal use */
     void *capture_user;
-    void *fwd; /* state of the running forward, on the caller's stack (gr_model.c) */
 } gr_engine;
 
 /* Static facts of the model that gr_model.c derives once at open (tensor lookups). Must fit the

@@ -25,13 +25,11 @@ uint64_t gr_port_now(void); /* nanoseconds of a clock that never jumps */
 uint64_t gr_port_memory(const char *root);
 /* Processors of the thread's affinity mask and of the CPU quota, rounded down, at least 1. */
 uint32_t gr_port_cores(const char *root);
-typedef struct gr_cpus { /* an affinity mask of the system */
-    uint64_t word[16];
-} gr_cpus;
 uint64_t gr_port_affinity(void); /* of the calling thread, the first 64 processors */
-/* Bind the calling thread to the processors of `mask`, until unpin; false: it is not bound. */
-bool gr_port_pin(uint64_t mask, gr_cpus *out_before);
-void gr_port_unpin(const gr_cpus *before);
+/* Bind the calling thread to the processors of `mask`, until unpin on this thread; false: it is
+ * not bound. A thread that is bound already costs no system call. */
+bool gr_port_pin(uint64_t mask);
+void gr_port_unpin(void); /* what it was before the first pin; nothing where there was none */
 uint64_t gr_nth_bit(uint64_t mask, uint32_t n); /* the n-th set bit alone, from 0; 0: none */
 const char *gr_port_reason(uint64_t found); /* text of gr_error.found of E_OPEN and E_MAP */
 char *gr_port_text(size_t *out_capacity);   /* the calling thread's error text */

@@ -302,20 +302,37 @@ static void set_of(uint64_t mask, cpu_set_t *out)
     }
 }
 
-_Static_assert(sizeof(gr_cpus) == sizeof(cpu_set_t), "gr_cpus holds a cpu_set_t");
+/* Belongs to the thread like its mask does: a new thread begins unbound, whoever had its stack. */
+static _Thread_local struct binding {
+    uint64_t mask; /* 0: not bound by us */
+    cpu_set_t before;
+} binding;
 
-bool gr_port_pin(uint64_t mask, gr_cpus *out_before)
+bool gr_port_pin(uint64_t mask)
 {
+    struct binding *own = &binding;
     cpu_set_t set, now;
+    if (own->mask == mask) {
+        return true;
+    }
+    if (own->mask == 0 && sched_getaffinity(0, sizeof own->before, &own->before) != 0) {
+        return false;
+    }
     set_of(mask, &set);
-    return sched_getaffinity(0, sizeof *out_before, (cpu_set_t *)(void *)out_before) == 0 &&
-           sched_setaffinity(0, sizeof set, &set) == 0 &&
-           sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&set, &now);
+    if (sched_setaffinity(0, sizeof set, &set) != 0) {
+        return false;
+    }
+    own->mask = mask;
+    return sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&set, &now);
 }
 
-void gr_port_unpin(const gr_cpus *before)
+void gr_port_unpin(void)
 {
-    sched_setaffinity(0, sizeof *before, (const cpu_set_t *)(const void *)before);
+    struct binding *own = &binding;
+    if (own->mask != 0) {
+        sched_setaffinity(0, sizeof own->before, &own->before);
+        own->mask = 0;
+    }
 }
 
 uint64_t gr_nth_bit(uint64_t mask, uint32_t n)

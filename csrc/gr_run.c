@@ -84,28 +84,33 @@ static bool is_text(const char *s, size_t least, size_t most)
 static gemrun_status check_lists(gr_engine *e, const gemrun_request *q)
 {
     uint32_t rows = e->v.conf.vocab_rows;
-    if (q->banned_count > MAX_LIST || q->bias_count > MAX_LIST ||
-        q->stop_string_count > MAX_STOPS || (q->banned_count && !q->banned) ||
-        (q->bias_count && (!q->bias_ids || !q->bias_values)) ||
-        (q->stop_string_count && !q->stop_strings)) {
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, MAX_LIST, q->banned_count);
+    const uint32_t counts[] = {q->banned_count, q->bias_count, q->stop_string_count};
+    const uint32_t most[] = {MAX_LIST, MAX_LIST, MAX_STOPS};
+    for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        if (counts[i] > most[i]) {
+            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BANNED_COUNT + i, most[i], counts[i]);
+        }
+    }
+    if ((q->banned_count && !q->banned) || (q->stop_string_count && !q->stop_strings) ||
+        (q->bias_count && (!q->bias_ids || !q->bias_values))) {
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     }
     for (uint32_t i = 0; i < q->banned_count; i++) {
         if (q->banned[i] >= rows) {
-            return gr_fail(&e->err, GEMRUN_E_TOKEN, 0, rows, q->banned[i]);
+            return gr_fail(&e->err, GEMRUN_E_TOKEN, GR_F_BANNED, rows - 1, q->banned[i]);
         }
     }
     for (uint32_t i = 0; i < q->bias_count; i++) {
         if (q->bias_ids[i] >= rows) {
-            return gr_fail(&e->err, GEMRUN_E_TOKEN, 0, rows, q->bias_ids[i]);
+            return gr_fail(&e->err, GEMRUN_E_TOKEN, GR_F_BIAS_ID, rows - 1, q->bias_ids[i]);
         }
         if (!(q->bias_values[i] - q->bias_values[i] == 0.0f)) {
-            return gr_fail(&e->err, GEMRUN_E_SAMPLING, 0, 0, i);
+            return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_BIAS_VALUE, 0, i);
         }
     }
     for (uint32_t i = 0; i < q->stop_string_count; i++) {
         if (!q->stop_strings[i] || !is_text(q->stop_strings[i], 1, MAX_STOP)) {
-            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, MAX_STOP, i);
+            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_STOP, MAX_STOP, i);
         }
     }
     return GEMRUN_OK;
@@ -113,13 +118,24 @@ static gemrun_status check_lists(gr_engine *e, const gemrun_request *q)
 
 static gemrun_status check_request(gr_engine *e, const gemrun_request *q)
 {
-    if (!q || q->size != sizeof *q || q->max_tokens < 1 || q->max_tokens > INT32_MAX) {
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, sizeof *q, q ? q->size : 0);
+    if (!q || q->size != sizeof *q) {
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, q ? GR_F_SIZE : GR_F_NONE, sizeof *q,
+                       q ? q->size : 0);
     }
-    bool good = q->temperature >= 0 && q->temperature <= 100 && q->top_p > 0 && q->top_p <= 1 &&
-                q->min_p >= 0 && q->min_p < 1 && q->repetition_penalty > 0 &&
-                q->repetition_penalty <= 100;
-    return good ? check_lists(e, q) : gr_fail(&e->err, GEMRUN_E_SAMPLING, 0, 0, 0);
+    if (q->max_tokens < 1 || q->max_tokens > INT32_MAX) {
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_MAX_TOKENS, INT32_MAX, q->max_tokens);
+    }
+    const float given[] = {q->temperature, q->top_p, q->min_p, q->repetition_penalty};
+    const bool good[] = {given[0] >= 0 && given[0] <= 100, given[1] > 0 && given[1] <= 1,
+                         given[2] >= 0 && given[2] < 1, given[3] > 0 && given[3] <= 100};
+    for (uint32_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        if (!good[i]) {
+            uint32_t bits;
+            memcpy(&bits, given + i, sizeof bits);
+            return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_TEMPERATURE + i, 0, bits);
+        }
+    }
+    return check_lists(e, q);
 }
 
 /* ---- forward steps ---- */
@@ -137,12 +153,32 @@ static uint32_t interrupted(const generation *r)
     return late ? GEMRUN_FINISH_DEADLINE : GEMRUN_FINISH_NONE;
 }
 
+/* The prompt or the cache has no room for `tokens` tokens. */
+static gemrun_status no_room(gr_engine *e, gemrun_status code, uint64_t tokens)
+{
+    uint32_t compiled = e->v.conf.context;
+    gr_fail(&e->err, code, 0, tokens, e->context);
+    e->err.record = e->context < compiled && tokens <= compiled ? compiled : GR_NO_RECORD;
+    return code;
+}
+
+/* A whole run gives the thread its cores back; between steps it stays bound. */
+static void unpin(const gemrun_context_t *ctx)
+{
+    if (ctx->pin) {
+        gr_port_unpin();
+    }
+}
+
 /* Append ids by chunks. `r` (NULL: nothing interrupts) learns why it stopped early. The caller
  * resets the cache after a failure behind the first chunk: what it overwrote is gone. */
 static gemrun_status append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t count,
                             uint32_t want, gemrun_logits_fn fn, void *user, generation *r)
 {
     gr_engine *e = &ctx->e;
+    if (ctx->pin) {
+        gr_port_pin(ctx->pin);
+    }
     for (uint32_t done = 0, n; done < count; done += n) {
         n = count - done < e->chunk ? count - done : e->chunk;
         if (r && (r->finish = interrupted(r)) != GEMRUN_FINISH_NONE) {
@@ -161,17 +197,27 @@ static gemrun_status append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t
     return GEMRUN_OK;
 }
 
+static bool is_row(gr_engine *e, int64_t id)
+{
+    uint32_t rows = e->v.conf.vocab_rows;
+    bool good = id >= 0 && id < rows;
+    if (!good) {
+        gr_fail(&e->err, GEMRUN_E_TOKEN, GR_F_TOKEN, rows - 1, (uint64_t)id);
+    }
+    return good;
+}
+
 static gemrun_status ids_fit(gr_engine *e, const int32_t *ids, size_t count)
 {
     if (count > 0 && !ids) {
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, 1, 0);
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     }
     if (count > e->context - e->pos) {
-        return gr_fail(&e->err, GEMRUN_E_FULL, 0, gr_add(e->pos, count), e->context);
+        return no_room(e, GEMRUN_E_FULL, gr_add(e->pos, count));
     }
     for (size_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || (uint32_t)ids[i] >= e->v.conf.vocab_rows) {
-            return gr_fail(&e->err, GEMRUN_E_TOKEN, 0, e->v.conf.vocab_rows, (uint64_t)ids[i]);
+        if (!is_row(e, ids[i])) {
+            return GEMRUN_E_TOKEN;
         }
     }
     return GEMRUN_OK;
@@ -346,6 +392,7 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
     if (st != GEMRUN_OK) {
         reset(ctx);
     }
+    unpin(ctx);
     return st == GEMRUN_OK ? (int32_t)r.count : (int32_t)st;
 }
 
@@ -356,8 +403,7 @@ static int64_t encoded(gr_engine *e, int64_t made, uint64_t tokens, uint64_t siz
 {
     switch (made) {
     case GR_TOK_E_CAP:
-        gr_fail(&e->err, GEMRUN_E_PROMPT, 0, tokens, e->context);
-        return GEMRUN_E_PROMPT;
+        return no_room(e, GEMRUN_E_PROMPT, tokens);
     case GR_TOK_E_SCRATCH:
         gr_fail(&e->err, GEMRUN_E_TEXT, 0, e->v.conf.text_limit, size);
         return GEMRUN_E_TEXT;
@@ -424,7 +470,7 @@ static gemrun_status check_prompt(gr_engine *e, int64_t count)
         return (gemrun_status)count;
     }
     if (count == 0 || count > e->context) {
-        return gr_fail(&e->err, GEMRUN_E_PROMPT, 0, (uint64_t)count, e->context);
+        return no_room(e, GEMRUN_E_PROMPT, (uint64_t)count);
     }
     return GEMRUN_OK;
 }
@@ -440,7 +486,7 @@ int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_
     uint64_t start = gr_port_now();
     atomic_store(&ctx->cancel, 0);
     st = prompt ? check_request(&ctx->e, request)
-                : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 1, 0);
+                : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     int64_t n = 0;
     if (st == GEMRUN_OK) {
         n = encode_text(&ctx->e, prompt, strlen(prompt), 3, prompt_of(&ctx->e),
@@ -455,8 +501,11 @@ int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens,
                      int32_t max_tokens)
 {
     gemrun_request q = gemrun_request_default(ctx);
-    if (!tokens || max_tokens < 1) {
-        return gr_refuse(GEMRUN_E_ARGUMENT, 1, 0);
+    if (!tokens) {
+        return gr_refuse(GR_F_NONE, 0, 0);
+    }
+    if (max_tokens < 1) {
+        return gr_refuse(GR_F_MAX_TOKENS, INT32_MAX, (uint64_t)max_tokens);
     }
     q.max_tokens = (uint32_t)max_tokens;
     return gemrun_generate(ctx, prompt, &q, tokens);
@@ -474,7 +523,7 @@ static int64_t encode_chat(gr_engine *e, const gemrun_message *messages, size_t 
     gr_message *m = (gr_message *)(void *)(scratch + size - table);
     for (size_t i = 0; i < count; i++) {
         if (!messages[i].text || (uint32_t)messages[i].role > GEMRUN_ASSISTANT) {
-            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, GEMRUN_ASSISTANT, i);
+            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_MESSAGES, GEMRUN_ASSISTANT, i);
         }
         size_t n = strlen(messages[i].text);
         text = gr_add(text, n);
@@ -509,7 +558,7 @@ int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_
     uint64_t start = gr_port_now();
     atomic_store(&ctx->cancel, 0);
     st = messages && count > 0 ? check_request(e, request)
-                               : gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, 1, 0);
+                               : gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     if (st == GEMRUN_OK && !e->v.has_chat) {
         st = gr_fail(&e->err, GEMRUN_E_NO_CHAT, 0, 1, 0);
     }
@@ -536,6 +585,7 @@ void gemrun_reset_kv_cache(gemrun_context_t *ctx)
     gr_call c;
     if (gr_enter(ctx, &c) == GEMRUN_OK) {
         reset(ctx);
+        unpin(ctx);
         gr_leave(ctx, &c, 0);
     }
 }
@@ -549,13 +599,14 @@ int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, ui
         return st;
     }
     int64_t n = GEMRUN_E_ARGUMENT;
-    if ((!text && size > 0) || (!ids && capacity > 0) || flags > 3 || capacity > INT32_MAX) {
-        gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 3, flags);
+    if ((!text && size > 0) || (!ids && capacity > 0) || flags > 3) {
+        gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, flags > 3 ? GR_F_FLAGS : GR_F_NONE, 3, flags);
     } else {
+        capacity = capacity > INT32_MAX ? INT32_MAX : capacity;
         n = encode_text(&ctx->e, text ? text : "", size, flags, (uint32_t *)(void *)ids, capacity);
     }
     if (n == GEMRUN_E_PROMPT) { /* here it is the caller's room that is short */
-        n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, ctx->e.err.wanted, capacity);
+        n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_CAPACITY, ctx->e.err.wanted, capacity);
     }
     return gr_leave(ctx, &c, (int32_t)n);
 }
@@ -569,7 +620,7 @@ int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t coun
         return st;
     }
     if ((count > 0 && !ids) || (capacity > 0 && !text) || flags > 3) {
-        gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 3, flags);
+        gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, flags > 3 ? GR_F_FLAGS : GR_F_NONE, 3, flags);
         return gr_leave(ctx, &c, GEMRUN_E_ARGUMENT);
     }
     const gr_tok *t = &ctx->e.v.tok;
@@ -579,8 +630,7 @@ int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t coun
     for (size_t i = 0; i <= count; i++) {
         size_t n = 0;
         const uint8_t *from = piece;
-        if (i < count && (ids[i] < 0 || (uint32_t)ids[i] >= ctx->e.v.conf.vocab_rows)) {
-            gr_fail(&ctx->e.err, GEMRUN_E_TOKEN, 0, ctx->e.v.conf.vocab_rows, (uint64_t)ids[i]);
+        if (i < count && !is_row(&ctx->e, ids[i])) {
             return gr_leave(ctx, &c, GEMRUN_E_TOKEN);
         }
         if (i < count) {
@@ -658,11 +708,13 @@ int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count, gem
     }
     generation r = {.ctx = ctx, .on_logits = fn, .user = user};
     atomic_store(&ctx->cancel, 0);
-    st = fn ? ids_fit(&ctx->e, ids, count) : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, 0, 1, 0);
+    st = fn ? ids_fit(&ctx->e, ids, count)
+            : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     if (st == GEMRUN_OK) {
         st = append(ctx, (const uint32_t *)(const void *)ids, (uint32_t)count, 2, take_logits,
                     &r, &r);
     }
+    unpin(ctx);
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)ctx->e.pos);
 }
 
@@ -711,11 +763,12 @@ static gemrun_status replay(gemrun_context_t *ctx, const uint32_t *prompt, uint3
     uint64_t needed = gr_add(prompt_count, step_count);
     reset(ctx);
     if (prompt_count < 1 || needed > e->context) {
-        return gr_fail(&e->err, GEMRUN_E_CONTEXT, 0, needed, e->context);
+        return no_room(e, prompt_count < 1 ? GEMRUN_E_PROMPT : GEMRUN_E_FULL,
+                       prompt_count < 1 ? 0 : needed);
     }
     for (uint32_t i = 0; i < prompt_count; i++) {
-        if (prompt[i] >= e->v.conf.vocab_rows) {
-            return gr_fail(&e->err, GEMRUN_E_TOKEN, 0, e->v.conf.vocab_rows, prompt[i]);
+        if (!is_row(e, prompt[i])) {
+            return GEMRUN_E_TOKEN;
         }
     }
     gemrun_status st = append(ctx, prompt, prompt_count, 1, NULL, NULL, NULL);
@@ -757,6 +810,7 @@ int32_t gemrun_run_tests(gemrun_context_t *ctx)
         }
     }
     reset(ctx);
+    unpin(ctx);
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)passed);
 }
 
@@ -773,6 +827,7 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
     }
     st = replay(ctx, prompt, prompt_count, out_steps, step_count, out_digest);
     reset(ctx);
+    unpin(ctx);
     return gr_leave(ctx, &c, st);
 }
 

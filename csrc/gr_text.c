@@ -8,8 +8,46 @@
 #include "gr_text.h"
 
 typedef enum detail { /* which figures of the error say something */
-    PLAIN, BYTES, TOKENS, NUMBERS, HEX, FOUND, SECTION, SECTION_HEX, RECORD, REASON, LAST
+    PLAIN, BYTES, TOKENS, NUMBERS, HEX, FOUND, SECTION, SECTION_HEX, RECORD, REASON, LAST, FIELD,
+    KERNELS
 } detail;
+
+typedef enum shape { NUMBER, MASK, REAL, INDEX } shape; /* how a field's value is shown */
+
+/* By gr_field. In a range, # is the limit. */
+static const struct {
+    uint8_t shape;
+    const char *name, *range;
+} fields[GR_F_COUNT] = {
+    [GR_F_SIZE] = {NUMBER, "size", "#, the struct's sizeof"},
+    [GR_F_RESERVED] = {NUMBER, "reserved", "0"},
+    [GR_F_ALIGNED] = {MASK, "image or memory", "addresses that are multiples of #"},
+    [GR_F_MEMORY_SIZE] = {NUMBER, "memory_size", "at least #"},
+    [GR_F_WEIGHTS_CHECK] = {NUMBER, "weights_check", "0 or 1"},
+    [GR_F_FOREIGN_BOARD] = {NUMBER, "allow_foreign_board", "0 or 1"},
+    [GR_F_IGNORE_MEMORY] = {NUMBER, "ignore_memory", "0 or 1"},
+    [GR_F_LOCK_MEMORY] = {NUMBER, "lock_memory", "0 or 1"},
+    [GR_F_THREADS] = {NUMBER, "threads", "1 to #"},
+    [GR_F_THREADS_PINNED] = {NUMBER, "threads", "1 to #, the bits of the affinity mask"},
+    [GR_F_AFFINITY] = {MASK, "thread_affinity", "bits of #, the cores allowed"},
+    [GR_F_BATCH] = {NUMBER, "prefill_batch_size", "1 to #"},
+    [GR_F_MAX_TOKENS] = {NUMBER, "max_tokens", "1 to #"},
+    [GR_F_TEMPERATURE] = {REAL, "temperature", "0 to 100"},
+    [GR_F_TOP_P] = {REAL, "top_p", "more than 0, up to 1"},
+    [GR_F_MIN_P] = {REAL, "min_p", "0 to less than 1"},
+    [GR_F_PENALTY] = {REAL, "repetition_penalty", "more than 0, up to 100"},
+    [GR_F_BANNED_COUNT] = {NUMBER, "banned_count", "0 to #"},
+    [GR_F_BIAS_COUNT] = {NUMBER, "bias_count", "0 to #"},
+    [GR_F_STOP_COUNT] = {NUMBER, "stop_string_count", "0 to #"},
+    [GR_F_STOP] = {INDEX, "stop_strings", "UTF-8 of 1 to # bytes"},
+    [GR_F_BIAS_VALUE] = {INDEX, "bias_values", "finite numbers"},
+    [GR_F_BANNED] = {NUMBER, "banned", "0 to #"},
+    [GR_F_BIAS_ID] = {NUMBER, "bias_ids", "0 to #"},
+    [GR_F_TOKEN] = {NUMBER, "token id", "0 to #"},
+    [GR_F_MESSAGES] = {INDEX, "messages", "a text and a role of 0 to #"},
+    [GR_F_FLAGS] = {NUMBER, "flags", "0 to #"},
+    [GR_F_CAPACITY] = {NUMBER, "capacity", "at least #"},
+};
 
 static const struct {
     int16_t code;
@@ -17,24 +55,24 @@ static const struct {
     const char *text;
 } sentences[] = {
     {GEMRUN_OK, PLAIN, "no error; go on"},
-    {GEMRUN_E_ARGUMENT, NUMBERS, "an argument is null or out of range; see gemrun.h"},
+    {GEMRUN_E_ARGUMENT, FIELD, "an argument is null or out of range; see gemrun.h"},
     {GEMRUN_E_BUSY, PLAIN,
      "another thread is inside this context; wait for it, or open a second context"},
     {GEMRUN_E_PROMPT, TOKENS,
-     "the prompt is empty or longer than the context; shorten it, or compile with a larger "
+     "the prompt is longer than the context; shorten it, or compile with a larger "
      "--kv-cache-size"},
     {GEMRUN_E_TEXT, BYTES, "the text is longer than the planned scratch; shorten it"},
     {GEMRUN_E_NO_CHAT, PLAIN,
      "no chat template, or messages that do not fit it; use a raw prompt, or compile with one"},
-    {GEMRUN_E_TOKEN, NUMBERS, "a token id is outside the vocabulary; check the ids"},
+    {GEMRUN_E_TOKEN, FIELD, "a token id is outside the vocabulary; check the ids"},
     {GEMRUN_E_CONTEXT, TOKENS,
-     "the wanted context is above the compiled one; ask for less, or compile with a larger "
+     "kv_cache_size is above the compiled context; ask for less, or compile with a larger "
      "--kv-cache-size"},
-    {GEMRUN_E_THREADS, NUMBERS,
+    {GEMRUN_E_THREADS, FIELD,
      "the thread count or affinity mask cannot be used; allow more cores or ask for fewer threads"},
-    {GEMRUN_E_SAMPLING, FOUND,
-     "a sampling setting is out of range, or bans leave no token; see gemrun_request"},
-    {GEMRUN_E_KERNEL, PLAIN, "this processor cannot run the wanted kernel; leave the choice open"},
+    {GEMRUN_E_SAMPLING, FIELD, "bans leave no token to sample; ban fewer"},
+    {GEMRUN_E_KERNEL, KERNELS,
+     "this processor cannot run the wanted kernel; leave the choice open"},
     {GEMRUN_E_FULL, TOKENS,
      "the context has no room left; reset it, or compile with a larger --kv-cache-size"},
     {GEMRUN_E_STATE, PLAIN, "the call needs a prefill before it; call gemrun_prefill"},
@@ -121,6 +159,77 @@ static void put_pair(writer *w, const gr_error *e, uint64_t base, const char *un
     put_text(w, unit);
 }
 
+/* Three decimals are enough to tell a wrong setting. */
+static void put_real(writer *w, uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    if (!(f - f == 0.0f) || f >= 1e9f || f <= -1e9f) {
+        put_text(w, f != f ? "not a number" : f < 0 ? "a huge negative number" : "a huge number");
+        return;
+    }
+    uint64_t thousandths = (uint64_t)((f < 0 ? -(double)f : (double)f) * 1000 + 0.5);
+    put_text(w, f < 0 ? "-" : "");
+    put_number(w, thousandths / 1000, 10);
+    for (uint32_t rest = (uint32_t)(thousandths % 1000), scale = 100; rest > 0; scale /= 10) {
+        put_text(w, scale == 100 ? "." : "");
+        put_number(w, rest / scale, 10);
+        rest %= scale;
+    }
+}
+
+/* "<name>: <value> is out of range; use <range>" */
+static void put_field(writer *w, const gr_error *e)
+{
+    uint32_t shape = fields[e->what].shape;
+    uint64_t base = shape == MASK ? 16 : 10, found = e->found;
+    put_text(w, fields[e->what].name);
+    put_text(w, ": ");
+    put_text(w, shape == INDEX ? "number " : "");
+    if (shape == REAL) {
+        put_real(w, (uint32_t)found);
+    } else {
+        bool negative = shape == NUMBER && found > INT64_MAX;
+        put_text(w, negative ? "-" : "");
+        put_number(w, negative ? 0 - found : found, base);
+    }
+    put_text(w, shape == INDEX ? " is not usable; use " : " is out of range; use ");
+    for (const char *p = fields[e->what].range; *p != 0; p++) {
+        if (*p == '#') {
+            put_number(w, e->wanted, base);
+        } else {
+            put(w, p, 1);
+        }
+    }
+}
+
+/* What a refused model would take (O34). */
+static void put_plan(writer *w, const gr_error *e)
+{
+    static const char names[6][12] = {": weights ", ", tables ", ", arena ",
+                                      ", KV ",      ", engine ", ", stacks "};
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < 6; i++) {
+        put_text(w, names[i]);
+        put_number(w, e->plan[i], 10);
+        total += e->plan[i];
+    }
+    put_text(w, ", total ");
+    put_number(w, total, 10);
+    put_text(w, " with ");
+    put_number(w, e->threads, 10);
+    put_text(w, " threads");
+}
+
+static void put_kernels(writer *w)
+{
+    const gr_kernels *base = gr_kernels_pick("scalar"), *best = gr_kernels_pick(NULL);
+    put_text(w, "available: ");
+    put_text(w, gr_kernels_name(base));
+    put_text(w, best != base ? ", " : "");
+    put_text(w, best != base ? gr_kernels_name(best) : "");
+}
+
 static void put_section(writer *w, uint32_t type)
 {
     char name[4];
@@ -135,7 +244,13 @@ static void put_figures(writer *w, detail figures, const gr_error *e)
 {
     put_text(w, " (");
     switch (figures) {
-    case BYTES:   put_pair(w, e, 10, " bytes"); break;
+    case BYTES:
+        put_pair(w, e, 10, " bytes");
+        if (e->threads > 0) {
+            put_plan(w, e);
+        }
+        break;
+    case KERNELS: put_kernels(w); break;
     case TOKENS:
         put_number(w, e->wanted, 10);
         put_text(w, " tokens, room for ");
@@ -180,10 +295,28 @@ const char *gemrun_status_text(gemrun_status status)
     return i == 0 && status != GEMRUN_OK ? "unknown status; see gemrun.h" : sentences[i].text;
 }
 
+/* A context that was set too low asks for another remedy than a compiled one. */
+static void put_remedy(writer *w, const gr_error *e, const char *remedy)
+{
+    bool room = e->code == GEMRUN_E_PROMPT || e->code == GEMRUN_E_FULL;
+    if (!room || e->record == GR_NO_RECORD) {
+        put_text(w, remedy);
+        return;
+    }
+    while (*remedy != ',') {
+        put(w, remedy++, 1);
+    }
+    put_text(w, ", or raise --kv-cache-size (kv_cache_size) from ");
+    put_number(w, e->found, 10);
+    put_text(w, " to at most the compiled ");
+    put_number(w, e->record, 10);
+}
+
 void gr_explain(const gr_error *e, const char *object, char *out, size_t capacity)
 {
     writer w = {out, 0, capacity};
     size_t i = index_of(e->code);
+    uint32_t figures = sentences[i].figures;
     const char *text = sentences[i].text, *remedy = text;
     while (*remedy != ';' && *remedy != 0) {
         remedy++;
@@ -191,9 +324,17 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
     out[0] = 0;
     put_text(&w, object);
     put_text(&w, ": ");
-    put(&w, text, (size_t)(remedy - text));
-    if (sentences[i].figures != PLAIN) {
-        put_figures(&w, (detail)sentences[i].figures, e);
+    if (figures == FIELD && e->what > GR_F_NONE && e->what < GR_F_COUNT) {
+        put_field(&w, e);
+        return;
     }
-    put_text(&w, remedy);
+    if (e->code == GEMRUN_E_PROMPT && e->wanted == 0) {
+        put_text(&w, "the prompt is empty; give it some text");
+        return;
+    }
+    put(&w, text, (size_t)(remedy - text));
+    if (figures != PLAIN && figures != FIELD) {
+        put_figures(&w, (detail)figures, e);
+    }
+    put_remedy(&w, e, remedy);
 }

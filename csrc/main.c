@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gemrun.h"
 #include "gr_port.h"
@@ -28,47 +29,58 @@ typedef struct options {
     uint32_t stop_count, ban_count;
 } options;
 
-typedef enum kind { FLAG, NUMBER, REAL, TEXT, STOP, BAN } kind;
+/* REAL takes its least and most, ABOVE only more than its least, BELOW only less than its most. */
+typedef enum kind { FLAG, NUMBER, MASK, REAL, ABOVE, BELOW, TEXT, STOP, BAN } kind;
 
 #define AT(field) offsetof(options, field)
 static const struct option {
     const char *name;
     kind kind;
     size_t at, seen; /* seen: where it is noted that the option was given, or 0 */
-    uint64_t most;
+    uint64_t least, most;
     const char *help;
 } table[] = {
-    {"--prompt", TEXT, AT(prompt), 0, 0, "TEXT  continue this text, raw; - reads it from stdin"},
-    {"--chat", FLAG, AT(chat), 0, 0, "the prompt is a user's message: use the chat template"},
-    {"--system", TEXT, AT(system), 0, 0, "TEXT  system message of a conversation"},
-    {"--interactive", FLAG, AT(interactive), 0, 0, "a conversation, one line of stdin a turn"},
-    {"--max-tokens", NUMBER, AT(max_tokens), 0, 1 << 20, "N  end after N tokens (256)"},
-    {"--temperature", REAL, AT(temperature), AT(seen_temperature), 0, "T  0 is greedy"},
-    {"--top-k", NUMBER, AT(top_k), AT(seen_top_k), 1 << 20, "K  best K tokens only, 0 is off"},
-    {"--top-p", REAL, AT(top_p), AT(seen_top_p), 0, "P  best tokens that hold P of the weight"},
-    {"--min-p", REAL, AT(min_p), AT(seen_min_p), 0, "P  tokens at least P times the best one's"},
-    {"--repetition-penalty", REAL, AT(penalty), AT(seen_penalty), 0, "R  1 is off"},
-    {"--seed", NUMBER, AT(seed), AT(seen_seed), UINT64_MAX, "N  of the random numbers (0)"},
-    {"--stop", STOP, 0, 0, 0, "TEXT  end before this text; up to 8 times"},
-    {"--ban", BAN, 0, 0, UINT32_MAX, "ID  never this token; repeatable"},
-    {"--ignore-eos", FLAG, AT(ignore_eos), 0, 0, "go on past the end of the answer"},
-    {"--deadline-ms", NUMBER, AT(deadline_ms), 0, UINT64_MAX / 1000000, "MS  end after this time"},
-    {"--threads", NUMBER, AT(threads), 0, 8, "N  of 1 to 8 threads"},
-    {"--affinity", NUMBER, AT(affinity), 0, UINT64_MAX, "MASK  pin one thread per set bit, 0x3"},
-    {"--kv-cache-size", NUMBER, AT(kv_cache_size), 0, 1 << 20, "N  tokens of context"},
-    {"--prefill-batch-size", NUMBER, AT(batch), 0, 4096, "N  prompt tokens per step"},
-    {"--kernel", TEXT, AT(kernel), 0, 0, "NAME  force a kernel: scalar, avx2"},
-    {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, "open with less memory than declared"},
-    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, "keep everything from being paged out"},
-    {"--tokens", FLAG, AT(tokens), 0, 0, "print token ids instead of text"},
-    {"--json", FLAG, AT(json), 0, 0, "print one JSON object with text, tokens and figures"},
-    {"--info", FLAG, AT(info), 0, 0, "print what the artifact is, and end"},
-    {"--run-tests", FLAG, AT(run_tests), 0, 0, "replay the stored test vectors, and end"},
-    {"--check-weights", FLAG, AT(check_weights), 0, 0, "check the weights' checksum too"},
-    {"--version", FLAG, AT(version), 0, 0, "print the version, and end"},
-    {"--help", FLAG, AT(help), 0, 0, "print this, and end"},
+    {"--prompt", TEXT, AT(prompt), 0, 0, 0, "TEXT  continue this text, raw; - reads it from stdin"},
+    {"--chat", FLAG, AT(chat), 0, 0, 0, "the prompt is a user's message: use the chat template"},
+    {"--system", TEXT, AT(system), 0, 0, 0, "TEXT  system message of a conversation"},
+    {"--interactive", FLAG, AT(interactive), 0, 0, 0, "a conversation, one line of stdin a turn"},
+    {"--max-tokens", NUMBER, AT(max_tokens), 0, 1, 1 << 20, "N  end after N tokens (256)"},
+    {"--temperature", REAL, AT(temperature), AT(seen_temperature), 0, 100,
+     "T  0 is greedy (the model's default, or 0.3)"},
+    {"--top-k", NUMBER, AT(top_k), AT(seen_top_k), 0, 1 << 20,
+     "K  best K tokens only, 0 is off (the model's, or 64)"},
+    {"--top-p", ABOVE, AT(top_p), AT(seen_top_p), 0, 1,
+     "P  best tokens that hold P of the weight (the model's, or 0.85)"},
+    {"--min-p", BELOW, AT(min_p), AT(seen_min_p), 0, 1,
+     "P  tokens at least P times the best one's weight (the model's, or 0)"},
+    {"--repetition-penalty", ABOVE, AT(penalty), AT(seen_penalty), 0, 100,
+     "R  1 is off (the model's, or 1)"},
+    {"--seed", NUMBER, AT(seed), AT(seen_seed), 0, UINT64_MAX, "N  of the random numbers (0)"},
+    {"--stop", STOP, 0, 0, 1, 128, "TEXT  end before this text; up to 8 times"},
+    {"--ban", BAN, 0, 0, 0, UINT32_MAX, "ID  never this token; repeatable"},
+    {"--ignore-eos", FLAG, AT(ignore_eos), 0, 0, 0, "go on past the end of the answer"},
+    {"--deadline-ms", NUMBER, AT(deadline_ms), 0, 1, UINT64_MAX / 1000000,
+     "MS  end after this time (none)"},
+    {"--threads", NUMBER, AT(threads), 0, 1, 8,
+     "N  threads (the cores granted, at most the model's plan)"},
+    {"--affinity", MASK, AT(affinity), 0, 1, UINT64_MAX,
+     "MASK  pin one thread per set bit, as 0x3 (none)"},
+    {"--kv-cache-size", NUMBER, AT(kv_cache_size), 0, 1, UINT32_MAX,
+     "N  tokens of context to use, at most the compiled N; memory stays as compiled"},
+    {"--prefill-batch-size", NUMBER, AT(batch), 0, 1, UINT32_MAX,
+     "N  prompt tokens per step, at most as compiled (as compiled)"},
+    {"--kernel", TEXT, AT(kernel), 0, 0, 0, "NAME  force a kernel: scalar, avx2 (the best)"},
+    {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
+    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
+    {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
+    {"--json", FLAG, AT(json), 0, 0, 0, "print one JSON object with text, tokens and figures"},
+    {"--info", FLAG, AT(info), 0, 0, 0, "print what the artifact is, and end"},
+    {"--run-tests", FLAG, AT(run_tests), 0, 0, 0, "replay the stored test vectors, and end"},
+    {"--check-weights", FLAG, AT(check_weights), 0, 0, 0, "check the weights' checksum too"},
+    {"--version", FLAG, AT(version), 0, 0, 0, "print the version, and end"},
+    {"--help", FLAG, AT(help), 0, 0, 0, "or -h: print this, and end"},
 };
-enum { OPTIONS = sizeof table / sizeof table[0] };
+enum { OPTIONS = sizeof table / sizeof table[0], NAME_MOST = 32 };
 
 static const char *const finishes[] = {"none",         "stop_id",   "stop_string",
                                        "max_tokens",   "context_full", "cancelled",
@@ -87,34 +99,61 @@ static int help(void)
     puts("usage: gemrun MODEL.gembin --prompt TEXT [options]\n"
          "\n"
          "Runs a compiled model. --prompt alone is continued as it stands, even where the model\n"
-         "has a chat template: --chat and --interactive use that.\n");
+         "has a chat template: --chat and --interactive use that. --option=value works as well.\n"
+         "Defaults are in parentheses.\n");
     for (size_t i = 0; i < OPTIONS; i++) {
         const char *words = table[i].help, *gap = strstr(words, "  ");
         char left[40];
         int shown = gap ? (int)(gap - words) : 0;
         snprintf(left, sizeof left, "%s %.*s", table[i].name, shown, words);
-        printf("  %-26s  %s\n", left, gap ? gap + 2 : words);
+        printf("  %-22s  %s\n", left, gap ? gap + 2 : words);
     }
-    puts("\nExit: 0 done, 2 usage, 5 memory, 6 file, 8 run failed, 130 cancelled.");
+    puts("\nExit: 0 done, 2 usage, 4 board, 5 memory, 6 file, 8 run failed, 130 cancelled.");
     return 0;
 }
 
-static bool parse_number(const char *text, uint64_t most, uint64_t *out)
+/* "<option>: <value> is <what>; use <range>" */
+static int refuse_value(const struct option *at, const char *value, const char *what)
 {
-    char *end;
-    errno = 0;
-    *out = strtoull(text, &end, 0);
-    return text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0 && *out <= most;
+    const char *form = at->kind == MASK    ? "0x%llx to 0x%llx\n"
+                       : at->kind == ABOVE ? "more than %llu, up to %llu\n"
+                       : at->kind == BELOW ? "%llu to less than %llu\n"
+                       : at->kind == STOP  ? "%llu to %llu bytes\n"
+                                           : "%llu to %llu\n";
+    fprintf(stderr, "gemrun: %s: %s is %s; use ", at->name, *value ? value : "an empty text", what);
+    fprintf(stderr, form, (unsigned long long)at->least, (unsigned long long)at->most);
+    return EXIT_USAGE;
 }
 
-static bool parse_real(const char *text, float *out)
+/* Decimal, or hexadecimal behind 0x; a leading zero is no octal number. */
+static int parse_number(const struct option *at, const char *text, uint64_t *out)
+{
+    const char *digits = text + (*text == '-');
+    bool hex = digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
+    digits += hex ? 2 : 0;
+    if (!*digits || digits[strspn(digits, hex ? "0123456789abcdefABCDEF" : "0123456789")] != 0) {
+        return refuse_value(at, text, "no whole number");
+    }
+    errno = 0;
+    *out = strtoull(digits, NULL, hex ? 16 : 10);
+    bool good = *text != '-' && errno == 0 && *out >= at->least && *out <= at->most;
+    return good ? 0 : refuse_value(at, text, "out of range");
+}
+
+static int parse_real(const struct option *at, const char *text, float *out)
 {
     char *end;
     *out = strtof(text, &end);
-    return *text != 0 && *end == 0;
+    if (*text == 0 || *end != 0) {
+        return refuse_value(at, text, "no number");
+    }
+    float least = (float)at->least, most = (float)at->most;
+    bool good = (at->kind == ABOVE ? *out > least : *out >= least) &&
+                (at->kind == BELOW ? *out < most : *out <= most);
+    return good ? 0 : refuse_value(at, text, "out of range");
 }
 
-static bool store(options *o, const struct option *at, const char *value)
+static int store(options *o, const struct option *at, const char *value)
 {
     char *field = (char *)o + at->at;
     uint64_t number = 0;
@@ -122,48 +161,115 @@ static bool store(options *o, const struct option *at, const char *value)
         *((bool *)o + at->seen / sizeof(bool)) = true;
     }
     switch (at->kind) {
-    case FLAG:   *(uint32_t *)(void *)field = 1; return true;
-    case TEXT:   *(const char **)(void *)field = value; return true;
-    case REAL:   return parse_real(value, (float *)(void *)field);
-    case NUMBER: return parse_number(value, at->most, (uint64_t *)(void *)field);
+    case FLAG:   *(uint32_t *)(void *)field = 1; return 0;
+    case TEXT:   *(const char **)(void *)field = value; return 0;
+    case REAL:
+    case ABOVE:
+    case BELOW:  return parse_real(at, value, (float *)(void *)field);
+    case NUMBER:
+    case MASK:   return parse_number(at, value, (uint64_t *)(void *)field);
     case STOP:
+        if (strlen(value) < at->least || strlen(value) > at->most) {
+            return refuse_value(at, value, "too short or too long");
+        }
         if (o->stop_count == MAX_STOPS) {
-            return false;
+            return usage(at->name, "given more than 8 times");
         }
         o->stops[o->stop_count++] = value;
-        return true;
+        return 0;
     default:
-        if (o->ban_count == MAX_BANS || !parse_number(value, at->most, &number)) {
-            return false;
+        if (o->ban_count == MAX_BANS) {
+            return usage(at->name, "given more than 4096 times");
+        }
+        if (parse_number(at, value, &number) != 0) {
+            return EXIT_USAGE;
         }
         o->bans[o->ban_count++] = (uint32_t)number;
-        return true;
+        return 0;
     }
+}
+
+/* How many letters must change, come or go to make one name of the other. */
+static size_t distance(const char *a, size_t n, const char *b)
+{
+    size_t row[NAME_MOST + 1], m = strlen(b);
+    for (size_t k = 0; k <= m; k++) {
+        row[k] = k;
+    }
+    for (size_t i = 1; i <= n; i++) {
+        size_t corner = row[0]; /* of the row above, a column to the left */
+        row[0] = i;
+        for (size_t k = 1; k <= m; k++) {
+            size_t above = row[k], least = above < row[k - 1] ? above : row[k - 1];
+            size_t changed = corner + (a[i - 1] != b[k - 1]);
+            row[k] = least + 1 < changed ? least + 1 : changed;
+            corner = above;
+        }
+    }
+    return row[m];
+}
+
+static int unknown(const char *name, size_t size)
+{
+    size_t nearest = 0, least = SIZE_MAX;
+    for (size_t i = 0; i < OPTIONS; i++) {
+        size_t d = distance(name, size, table[i].name);
+        bool begins = size > 3 && strncmp(name, table[i].name, size) == 0;
+        d = begins ? 1 : d; /* what is cut short is not far */
+        nearest = d < least ? i : nearest;
+        least = d < least ? d : least;
+    }
+    fprintf(stderr, "gemrun: %.*s: unknown option; ", (int)size, name);
+    if (least <= size / 4) {
+        fprintf(stderr, "did you mean %s?\n", table[nearest].name);
+    } else {
+        fprintf(stderr, "see gemrun --help\n");
+    }
+    return EXIT_USAGE;
+}
+
+static const struct option *option_named(const char *name, size_t size)
+{
+    for (size_t i = 0; i < OPTIONS; i++) {
+        if (strlen(table[i].name) == size && memcmp(name, table[i].name, size) == 0) {
+            return table + i;
+        }
+    }
+    return NULL;
+}
+
+/* One option; `next` is the argument behind it, or NULL. Moves `*at` where that is its value. */
+static int parse_option(options *o, const char *word, const char *next, int *at)
+{
+    const char *value = strchr(word, '=');
+    size_t size = value ? (size_t)(value - word) : strlen(word);
+    const struct option *option = option_named(word, size);
+    option = option || strcmp(word, "-h") != 0 ? option : option_named("--help", 6);
+    if (!option) {
+        return unknown(word, size);
+    }
+    if (option->kind == FLAG && value) {
+        return usage(option->name, "takes no value");
+    }
+    if (option->kind != FLAG && !value && !next) {
+        return usage(option->name, "its value is missing");
+    }
+    *at += option->kind != FLAG && !value;
+    return store(o, option, value ? value + 1 : next);
 }
 
 static int parse(int argc, char **argv, options *o)
 {
     for (int i = 1; i < argc; i++) {
-        const struct option *at = NULL;
-        for (size_t k = 0; k < OPTIONS && !at; k++) {
-            at = strcmp(argv[i], table[k].name) == 0 ? table + k : NULL;
-        }
-        if (!at && argv[i][0] == '-') {
-            return usage(argv[i], "unknown option");
-        }
-        if (!at) {
-            if (o->path) {
-                return usage(argv[i], "a second file");
+        if (argv[i][0] == '-') {
+            int code = parse_option(o, argv[i], i + 1 < argc ? argv[i + 1] : NULL, &i);
+            if (code != 0) {
+                return code;
             }
+        } else if (o->path) {
+            return usage(argv[i], "a second file");
+        } else {
             o->path = argv[i];
-            continue;
-        }
-        if (at->kind != FLAG && i + 1 == argc) {
-            return usage(argv[i], "its value is missing");
-        }
-        const char *value = at->kind == FLAG ? NULL : argv[++i];
-        if (!store(o, at, value)) {
-            return usage(at->name, "a value that is not allowed, or one too many");
         }
     }
     if (o->help || o->version) {
@@ -172,8 +278,12 @@ static int parse(int argc, char **argv, options *o)
     if (!o->path) {
         return usage("MODEL.gembin", "no file given");
     }
-    bool acts = o->prompt || o->interactive || o->info || o->run_tests || o->check_weights;
-    return acts ? 0 : usage("--prompt", "nothing to do");
+    if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights) {
+        return 0;
+    }
+    fprintf(stderr, "gemrun: %s: nothing to do; try --prompt TEXT, --interactive or --info\n",
+            o->path);
+    return EXIT_USAGE;
 }
 
 /* ---- errors ---- */
@@ -195,15 +305,42 @@ static int exit_code(int32_t status)
 /* Causes that an operator meets as "it does not fit, or does not fit together". */
 static bool is_layout(int32_t status)
 {
-    return status == GEMRUN_E_MEMORY || status == GEMRUN_E_MAP || status == GEMRUN_E_CONTEXT ||
-           status == GEMRUN_E_SIZE || status == GEMRUN_E_TABLE || status == GEMRUN_E_GAP ||
-           (status <= GEMRUN_E_CONF && status >= GEMRUN_E_ROPE) || status == GEMRUN_E_RAM;
+    static const int32_t causes[] = {GEMRUN_E_MEMORY, GEMRUN_E_MAP,  GEMRUN_E_CONTEXT,
+                                     GEMRUN_E_RAM,    GEMRUN_E_PLAN, GEMRUN_E_ABI,
+                                     GEMRUN_E_BOARD};
+    for (size_t i = 0; i < sizeof causes / sizeof causes[0]; i++) {
+        if (status == causes[i]) {
+            return true;
+        }
+    }
+    return false;
 }
 
-static int load_failed(int32_t status)
+/* The engine names a setting as gemrun.h does; here it is the option of that name. */
+static bool is_about_option(const char *sentence)
 {
-    fprintf(stderr, "Model load failed: %s%s\n",
-            is_layout(status) ? "Memory layout mismatch: " : "", gemrun_last_error());
+    static const char *const fields[] = {"threads: ", "thread_affinity: ", "prefill_batch_size: "};
+    static const char *const names[] = {"--threads", "--affinity", "--prefill-batch-size"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        size_t size = strlen(fields[i]);
+        if (strncmp(sentence, fields[i], size) == 0) {
+            fprintf(stderr, "gemrun: %s: %s\n", names[i], sentence + size);
+            return true;
+        }
+    }
+    return false;
+}
+
+static int load_failed(const options *o, int32_t status)
+{
+    const char *text = gemrun_last_error(), *behind = text + strlen(o->path);
+    const char *sentence = strncmp(text, o->path, strlen(o->path)) == 0 ? behind + 2 : text;
+    if (status == GEMRUN_E_KERNEL) {
+        fprintf(stderr, "gemrun: --kernel: %s: %s\n", o->kernel, sentence);
+    } else if (!is_about_option(sentence)) {
+        fprintf(stderr, "Model load failed: %s%s\n",
+                is_layout(status) ? "Memory layout mismatch: " : "", text);
+    }
     return exit_code(status);
 }
 
@@ -211,6 +348,30 @@ static int run_failed(int32_t status)
 {
     fprintf(stderr, "gemrun: %s\n", gemrun_last_error());
     return exit_code(status);
+}
+
+/* What only the artifact can tell of the options. */
+static int check_options(gemrun_context_t *ctx, const options *o)
+{
+    gemrun_info f = {.size = sizeof f};
+    gemrun_status st = gemrun_get_info(ctx, &f);
+    if (st != GEMRUN_OK) {
+        return run_failed(st);
+    }
+    const char *wants = o->interactive ? "--interactive" : o->chat ? "--chat" : "--system";
+    if (!f.has_chat && (o->interactive || (o->prompt && (o->chat || o->system)))) {
+        fprintf(stderr, "gemrun: %s: %s has no chat template; use --prompt alone, or an "
+                "instruction-tuned checkpoint\n", wants, o->path);
+        return EXIT_USAGE;
+    }
+    for (uint32_t i = 0; i < o->ban_count; i++) {
+        if (o->bans[i] >= f.vocab_rows) {
+            fprintf(stderr, "gemrun: --ban: %u is out of range; use 0 to %u\n", o->bans[i],
+                    f.vocab_rows - 1);
+            return EXIT_USAGE;
+        }
+    }
+    return 0;
 }
 
 /* ---- output ---- */
@@ -287,7 +448,7 @@ static void print_stats(const gemrun_stats *s)
 {
     fprintf(stderr,
             "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens, %.1f tok/s; "
-            "context %u of %u; memory %.1f MB, %u threads\n",
+            "context %u of %u; memory %.1f MB with %u threads\n",
             s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
             s->prefill_tps, s->kv_used, s->kv_size, (double)s->ram_total * 1e-6, s->threads);
 }
@@ -366,9 +527,35 @@ static gemrun_request request_of(gemrun_context_t *ctx, const options *o, answer
     return q;
 }
 
-/* One answer; messages NULL: the raw prompt. The text stays in `a` for the caller to free. */
+typedef struct tally { /* figures of a conversation */
+    uint32_t turns, tokens, timed;
+    double seconds; /* that the timed tokens took: all but the first of each answer */
+} tally;
+
+static void add_turn(tally *t, const gemrun_stats *s)
+{
+    t->turns++;
+    t->tokens += s->generated_tokens;
+    if (s->decode_tps > 0 && s->generated_tokens > 1) {
+        t->timed += s->generated_tokens - 1;
+        t->seconds += (s->generated_tokens - 1) / s->decode_tps;
+    }
+}
+
+static void print_tally(gemrun_context_t *ctx, const tally *t)
+{
+    gemrun_stats s = {.size = sizeof s};
+    if (t->turns > 0 && gemrun_get_stats(ctx, &s) == GEMRUN_OK) {
+        fprintf(stderr, "%u turns, %u tokens, %.2f tok/s; context %u of %u; memory %.1f MB with "
+                "%u threads\n", t->turns, t->tokens, t->timed > 0 ? t->timed / t->seconds : 0.0,
+                s.kv_used, s.kv_size, (double)s.ram_total * 1e-6, s.threads);
+    }
+}
+
+/* One answer; messages NULL: the raw prompt. The text stays in `a` for the caller to free. With
+ * `t` it is a turn, and the figures come at the end. */
 static int32_t answer_once(gemrun_context_t *ctx, const options *o, const char *prompt,
-                           const gemrun_message *messages, size_t count, answer *a, bool quiet)
+                           const gemrun_message *messages, size_t count, answer *a, tally *t)
 {
     gemrun_request q = request_of(ctx, o, a);
     gemrun_stats s = {.size = sizeof s};
@@ -386,9 +573,12 @@ static int32_t answer_once(gemrun_context_t *ctx, const options *o, const char *
         } else {
             puts("");
             fflush(stdout);
-            if (!quiet) {
+            if (!t) {
                 print_stats(&s);
             }
+        }
+        if (t) {
+            add_turn(t, &s);
         }
     }
     free(ids);
@@ -401,7 +591,7 @@ static int run_once(gemrun_context_t *ctx, const options *o, const char *prompt)
     size_t skip = o->system ? 0 : 1;
     answer a = {.o = o};
     bool chat = o->chat || o->system;
-    int32_t n = answer_once(ctx, o, prompt, chat ? messages + skip : NULL, 2 - skip, &a, false);
+    int32_t n = answer_once(ctx, o, prompt, chat ? messages + skip : NULL, 2 - skip, &a, NULL);
     free(a.text.bytes);
     return n < 0 ? run_failed(n) : n == INT32_MAX ? EXIT_CANCELLED : 0;
 }
@@ -430,55 +620,86 @@ static int run_prompt(gemrun_context_t *ctx, const options *o)
     return code;
 }
 
+typedef struct history { /* of a conversation; the texts are ours */
+    gemrun_message *messages;
+    size_t count, capacity;
+} history;
+
+/* Takes `text`, which comes from malloc; NULL is refused. */
+static bool add_message(history *h, gemrun_role role, char *text)
+{
+    if (h->count == h->capacity) {
+        size_t capacity = 2 * h->capacity + 8;
+        gemrun_message *grown = realloc(h->messages, capacity * sizeof *grown);
+        if (!grown) {
+            free(text);
+            return false;
+        }
+        h->messages = grown;
+        h->capacity = capacity;
+    }
+    if (text) {
+        h->messages[h->count++] = (gemrun_message){role, text};
+    }
+    return text != NULL;
+}
+
+static void drop_message(history *h)
+{
+    free((void *)(uintptr_t)h->messages[--h->count].text);
+}
+
+/* A prompt sign is for somebody who types. */
+static bool next_line(char **line, size_t *room)
+{
+    if (isatty(STDIN_FILENO)) {
+        fputs("> ", stderr);
+    }
+    if (getline(line, room, stdin) < 0) {
+        return false;
+    }
+    (*line)[strcspn(*line, "\n")] = 0;
+    return true;
+}
+
 /* The history is ours: every turn goes to the engine as a whole. */
 static int converse(gemrun_context_t *ctx, const options *o)
 {
-    gemrun_message *messages = NULL;
-    size_t count = 0, capacity = 0;
+    history h = {0};
+    tally t = {0};
     char *line = NULL;
     size_t room = 0;
-    ssize_t got;
     int code = 0;
-    while (code == 0) {
-        if (count + 3 > capacity) {
-            gemrun_message *grown = realloc(messages, (2 * capacity + 8) * sizeof *messages);
-            if (!grown) {
-                break;
-            }
-            messages = grown;
-            capacity = 2 * capacity + 8;
-        }
-        if (count == 0 && o->system) {
-            messages[count++] = (gemrun_message){GEMRUN_SYSTEM, strdup(o->system)};
-        }
-        fputs("> ", stderr);
-        got = getline(&line, &room, stdin);
-        if (got < 0) {
-            break;
-        }
-        line[strcspn(line, "\n")] = 0;
+    bool good = !o->system || add_message(&h, GEMRUN_SYSTEM, strdup(o->system));
+    while (good && code == 0 && next_line(&line, &room)) {
         if (line[0] == 0) {
             continue;
         }
         answer a = {.o = o};
-        messages[count++] = (gemrun_message){GEMRUN_USER, strdup(line)};
-        int32_t n = answer_once(ctx, o, NULL, messages, count, &a, true);
+        good = add_message(&h, GEMRUN_USER, strdup(line));
+        int32_t n = good ? answer_once(ctx, o, NULL, h.messages, h.count, &a, &t) : 0;
         if (n == GEMRUN_E_PROMPT || n == GEMRUN_E_TEXT) { /* say so, forget the turn, go on */
             run_failed(n);
-            free((void *)(uintptr_t)messages[--count].text);
+            drop_message(&h);
         } else if (n < 0) {
             code = run_failed(n);
-        } else {
-            char *reply = a.text.bytes ? a.text.bytes : strdup("");
+        } else if (good) {
+            good = add_message(&h, GEMRUN_ASSISTANT, a.text.bytes ? a.text.bytes : strdup(""));
             a.text.bytes = NULL;
-            messages[count++] = (gemrun_message){GEMRUN_ASSISTANT, reply};
         }
         free(a.text.bytes);
     }
-    for (size_t i = 0; i < count; i++) {
-        free((void *)(uintptr_t)messages[i].text);
+    if (!good) {
+        fputs("gemrun: conversation: no memory left for it; start a new one\n", stderr);
+        code = EXIT_MEMORY;
     }
-    free(messages);
+    if (!o->json) {
+        print_tally(ctx, &t);
+    }
+    while (h.count > 0) {
+        drop_message(&h);
+    }
+    free(h.messages);
     free(line);
     return code;
 }
@@ -516,12 +737,13 @@ int main(int argc, char **argv)
     gemrun_context_t *ctx = NULL;
     gemrun_status st = gemrun_open(&ctx, o.path, &c);
     if (st != GEMRUN_OK) {
-        return load_failed(st);
+        return load_failed(&o, st);
     }
     if (o.check_weights) {
         fprintf(stderr, "weights: checksum agrees\n");
     }
-    code = o.info ? print_info(ctx) : 0;
+    code = check_options(ctx, &o);
+    code = code == 0 && o.info ? print_info(ctx) : code;
     code = code == 0 && o.run_tests ? run_tests(ctx) : code;
     code = code == 0 && o.interactive ? converse(ctx, &o) : code;
     code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gemrun import machine, memory
@@ -21,6 +21,7 @@ from gemrun.errors import CallError, GemRunError
 
 E_ARGUMENT = -1  # gemrun_status
 E_CONTEXT, E_OPEN, E_MEMORY, E_BOARD, E_TEST_FAILED = -7, -20, -70, -72, -80
+MAX_TOKENS = 64  # where the context has room for them
 DEPTH_STEPS = 16  # tokens that are timed at each depth
 DEPTH_BUDGET_S = 60.0  # what the depths chosen by default may take; asked-for ones take their time
 NS_PER_MS = 1e6
@@ -34,7 +35,7 @@ class Options:
     prompt: str
     iterations: int = 10
     warmup: int = 3
-    max_tokens: int = 64
+    max_tokens: int | None = None  # None: MAX_TOKENS, or what the context has room for
     threads: int | None = None
     kernel: str | None = None
     kv_cache_size: int | None = None
@@ -123,6 +124,8 @@ def measure(options: Options, listener: Listener) -> Report:
         open_ms = (time.monotonic_ns() - before) / NS_PER_MS
         stats = context.stats()
         depths = _plan_depths(options.depths, stats.kv_size)
+        room = stats.kv_size - _prompt_tokens(context, options) + 1
+        options = replace(options, max_tokens=_plan_tokens(options.max_tokens, room, stats.kv_size))
         listener.opened(machine.cpu_name(), context.info, stats)
         return _measure(context, options, depths, open_ms, listener)
 
@@ -178,14 +181,37 @@ def _footprint(context: GemRunContext, path: str) -> memory.Footprint | None:
 
 
 # ---- iterations ----
+def _prompt_tokens(context: GemRunContext, options: Options) -> int:
+    """How many tokens the prompt makes. PromptError for one that does not fit or is empty."""
+    messages = [{"role": "user", "content": options.prompt}]
+    one = context.chat(messages, 1) if options.chat else context.infer(options.prompt, 1)
+    return one.stats.prompt_tokens
+
+
+def _plan_tokens(asked: int | None, room: int, context: int) -> int:
+    """Tokens of an iteration: what was asked for, or as many as fit. CallError without room."""
+    if room < 2:
+        raise CallError(
+            E_ARGUMENT,
+            f"prompt: {context - room + 1} tokens leave room for {room} in a context of {context}; "
+            "a shorter prompt or a larger --kv-cache-size is needed",
+        )
+    if asked is not None and asked > room:
+        raise CallError(
+            E_ARGUMENT,
+            f"--max-tokens: {asked} tokens have no room behind a prompt of {context - room + 1} in "
+            f"a context of {context}; give at most {room}",
+        )
+    return min(MAX_TOKENS, room) if asked is None else asked
+
+
 def _warm_up(context: GemRunContext, options: Options, done: int, listener: Listener) -> None:
     """One run that nobody times: it may tell of every token."""
-    made = itertools.count(1)
+    made, most = itertools.count(1), options.max_tokens or MAX_TOKENS
 
     def tell(_: str) -> None:
-        number = min(next(made), options.max_tokens)
-        at, total = done * options.max_tokens + number, options.warmup * options.max_tokens
-        listener.progress("warmup, tokens", at, total)
+        number = min(next(made), most)
+        listener.progress("warmup, tokens", done * most + number, options.warmup * most)
 
     _run(context, options, tell)
 
@@ -200,17 +226,11 @@ def _run(
     tokens = context._generate(
         None if messages else options.prompt,
         messages,
-        options.max_tokens,
+        options.max_tokens or MAX_TOKENS,
         {"temperature": 0.0, "ignore_stop_ids": True},
         run,
     )
     made = len(tokens)
-    if made < 2:
-        raise CallError(
-            E_ARGUMENT,
-            f"prompt: {tokens.stats.prompt_tokens} tokens leave room for {made} in a context of "
-            f"{tokens.stats.kv_size}; a shorter prompt or a larger --kv-cache-size is needed",
-        )
     # One piece a token, and perhaps one of held-back bytes at the end.
     return tokens, [(b - a) / NS_PER_MS for a, b in itertools.pairwise(times[:made])]
 

@@ -38,16 +38,20 @@ def _depths(
 @click.option(
     "--max-tokens",
     type=click.IntRange(2),
-    default=64,
-    show_default=True,
-    help="Tokens of an iteration; all are made, whatever the model says.",
+    default=None,
+    help="Tokens of an iteration; all are made, whatever the model says.  [default: 64, or what "
+    "the context has room for]",
 )
 @click.option(
     "--threads", type=click.IntRange(1, 8), default=None, help="Default: what the machine grants."
 )
 @click.option("--kernel", default=None, help="Force a kernel: scalar, avx2.")
 @click.option(
-    "--kv-cache-size", type=click.IntRange(1), default=None, help="Tokens of context to use."
+    "--kv-cache-size",
+    type=click.IntRange(1),
+    default=None,
+    help="Tokens of context to use, at most the compiled N, which is the default; memory stays as "
+    "compiled.",
 )
 @click.option(
     "--depths",

@@ -14,10 +14,12 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
+from gemrun import arguments
 from gemrun._engine import ffi, lib
-from gemrun.errors import BusyError, CallError, ClosedError, error_of
+from gemrun.errors import BusyError, ClosedError, error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,10 +39,10 @@ ROLES = {"system": lib.GEMRUN_SYSTEM, "user": lib.GEMRUN_USER, "assistant": lib.
 class Config(TypedDict, total=False):
     """How to open; what is left out takes the engine's default (gemrun.h)."""
 
-    kv_cache_size: int  # tokens, at most the compiled context
-    prefill_batch_size: int  # tokens per prefill step
-    threads: int
-    thread_affinity: int  # bit i: core i may be used, one thread pinned per set bit
+    kv_cache_size: int  # tokens, 1 to the compiled context, which is the default
+    prefill_batch_size: int  # tokens per prefill step, 1 to the compiled number
+    threads: int  # 1 to 8
+    thread_affinity: int  # bit i: core i may be used, one thread pinned per set bit; 0: none
     weights_check: bool  # compare the weights' checksum too
     allow_foreign_board: bool
     ignore_memory: bool
@@ -205,7 +207,13 @@ class _Run:
             self.handle.cancel()
 
 
-@ffi.def_extern(error=1)  # type: ignore[untyped-decorator]
+def _keep_failure(_kind: object, error: BaseException, trace: TracebackType | None) -> None:
+    """An interrupt may come before the first line of a callback: it belongs to the run, too."""
+    if trace is not None and "user" in trace.tb_frame.f_locals:
+        ffi.from_handle(trace.tb_frame.f_locals["user"]).failure = error
+
+
+@ffi.def_extern(error=1, onerror=_keep_failure)  # type: ignore[untyped-decorator]
 def gemrun_py_text(user: Any, token: int, text: Any, size: int) -> int:
     """Take a piece of text; non-zero ends the run."""
     run: _Run = ffi.from_handle(user)
@@ -226,7 +234,7 @@ class _Eval:
     failure: BaseException | None = None
 
 
-@ffi.def_extern(error=1)  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=1, onerror=_keep_failure)  # type: ignore[untyped-decorator]
 def gemrun_py_logits(user: Any, position: int, logits: Any, count: int) -> int:
     """Show one position's logits; a true result ends the evaluation."""
     run: _Eval = ffi.from_handle(user)
@@ -247,16 +255,15 @@ class GemRunContext:
     """
 
     def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            arguments.wrong_type("path", path, "a str or a Path")
+        arguments.known("GemRunContext", config, Config.__annotations__)
         settings = ffi.new("gemrun_config *", lib.gemrun_config_default())
         kernel = config.pop("kernel", None)
-        name = ffi.NULL if kernel is None else ffi.new("char[]", kernel.encode())
+        name = ffi.NULL if kernel is None else ffi.new("char[]", arguments.text("kernel", kernel))
         settings.kernel = name
         for key, value in config.items():
-            if key not in Config.__annotations__:
-                raise TypeError(
-                    f"GemRunContext: unknown setting {key!r}; see gemrun.context.Config"
-                )
-            setattr(settings, key, int(value))  # type: ignore[call-overload]
+            setattr(settings, key, arguments.config_value(key, value))
         out = ffi.new("gemrun_context_t **")
         _check(lib.gemrun_open(out, os.fsencode(path), settings))
         self._handle = _Handle(out[0])
@@ -282,10 +289,12 @@ class GemRunContext:
     # ---- text in, text out ----
     def infer(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Tokens:
         """Continue a raw prompt, from an empty cache."""
+        _check_run(prompt, None, max_tokens, settings)
         return self._generate(prompt, None, max_tokens, settings)
 
     def stream(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Stream:
         """The same, piece by piece. Closing the stream ends the run."""
+        _check_run(prompt, None, max_tokens, settings)
         return Stream(self, prompt, None, max_tokens, settings)
 
     @overload
@@ -315,6 +324,8 @@ class GemRunContext:
         **settings: Unpack[Settings],
     ) -> Tokens | Stream:
         """Answer a conversation by the artifact's template. Control tokens in it are plain text."""
+        arguments.messages(messages)
+        _check_run(None, messages, max_tokens, settings)
         if stream:
             return Stream(self, None, messages, max_tokens, settings)
         return self._generate(None, messages, max_tokens, settings)
@@ -338,7 +349,9 @@ class GemRunContext:
                 return Tokens((), "", _stats(pointer))
             self._handle.running = run
             if messages is None:
-                count = lib.gemrun_generate(pointer, _text(prompt or ""), request.c, ids)
+                count = lib.gemrun_generate(
+                    pointer, arguments.text("prompt", prompt), request.c, ids
+                )
             else:
                 c_messages, keep = _messages(messages)
                 count = lib.gemrun_chat(pointer, c_messages, len(keep), request.c, ids)
@@ -352,6 +365,8 @@ class GemRunContext:
     def tokenize(self, text: str, *, bos: bool = False, control: bool = False) -> list[int]:
         """Ids of a text. `bos`: begin as the model asks; `control`: written-out control tokens
         become ids (never for text from outside)."""
+        if not isinstance(text, str):
+            arguments.wrong_type("text", text, "a str")
         data = text.encode("utf-8", "surrogatepass")
         capacity = 3 * len(data) + 16
         ids = ffi.new("int32_t[]", capacity)
@@ -369,7 +384,7 @@ class GemRunContext:
         return self._detokenize(ids, 1 | int(control) << 1)
 
     def _detokenize(self, ids: Iterable[int], flags: int) -> bytes:
-        c_ids = ffi.new("int32_t[]", list(ids))
+        c_ids = ffi.new("int32_t[]", arguments.ids("ids", ids))
         capacity = 768 * len(c_ids) + 8  # at most 255 bytes a token, threefold where broken
         text = ffi.new("char[]", capacity)
         with _Call(self._handle) as pointer:
@@ -378,16 +393,17 @@ class GemRunContext:
 
     def prefill(self, ids: Iterable[int]) -> int:
         """Append ids to the cache. Returns the tokens now in it."""
-        c_ids = ffi.new("int32_t[]", list(ids))
+        c_ids = ffi.new("int32_t[]", arguments.ids("ids", ids))
         with _Call(self._handle) as pointer:
             return _check(lib.gemrun_prefill(pointer, c_ids, len(c_ids)))
 
     def decode(self, token: int) -> int:
         """Append one id to the cache. Returns the tokens now in it."""
-        return self.prefill((token,))
+        return self.prefill((arguments.integer("token", token, 0, arguments.INT32_MAX),))
 
     def sample(self, **settings: Unpack[Settings]) -> int:
         """Pick the next id from the logits of the last prefill or decode."""
+        arguments.settings(settings, Settings.__annotations__)
         with _Call(self._handle) as pointer:
             return _check(lib.gemrun_sample(pointer, _Request(pointer, 1, settings).c))
 
@@ -395,9 +411,11 @@ class GemRunContext:
         """Append ids; `callback(position, logits)` sees the logits after every one of them. The
         view is valid during the call; a true result ends the evaluation. Returns the tokens in the
         cache."""
+        if not callable(callback):
+            arguments.wrong_type("callback", callback, "a function of position and logits")
         run = _Eval(callback)
         handle = ffi.new_handle(run)
-        c_ids = ffi.new("int32_t[]", list(ids))
+        c_ids = ffi.new("int32_t[]", arguments.ids("ids", ids))
         with _Call(self._handle) as pointer:
             count = lib.gemrun_eval(pointer, c_ids, len(c_ids), lib.gemrun_py_logits, handle)
             if run.failure is not None:
@@ -559,20 +577,8 @@ class _Request:
     """A gemrun_request and the memory that it points to, as long as this lives."""
 
     def __init__(self, pointer: Any, max_tokens: int, settings: Settings) -> None:
-        unknown = sorted(settings.keys() - Settings.__annotations__.keys())
-        if unknown:
-            raise TypeError(f"unknown setting {unknown[0]!r}; see gemrun.context.Settings")
-        self.c = ffi.new("gemrun_request *", lib.gemrun_request_default(pointer))
         self._keep: list[Any] = []
-        try:
-            self._fill(max_tokens, settings)
-        except (OverflowError, TypeError) as error:
-            raise CallError(
-                lib.GEMRUN_E_ARGUMENT, f"request: {error}; see gemrun.context.Settings"
-            ) from error
-
-    def _fill(self, max_tokens: int, settings: Settings) -> None:
-        c = self.c
+        self.c = c = ffi.new("gemrun_request *", lib.gemrun_request_default(pointer))
         c.max_tokens = max_tokens
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
             if name in settings:
@@ -585,8 +591,7 @@ class _Request:
         bias = settings.get("bias", {})
         c.bias_ids, c.bias_count = self._array("uint32_t[]", bias.keys())
         c.bias_values, _ = self._array("float[]", bias.values())
-        texts = [_text(text) for text in settings.get("stop", ())]
-        stops = [ffi.new("char[]", text) for text in texts]
+        stops = [ffi.new("char[]", arguments.text("stop", t)) for t in settings.get("stop", ())]
         self._keep += stops
         c.stop_strings, c.stop_string_count = self._array("char *[]", stops)
 
@@ -603,23 +608,27 @@ def _check(status: int) -> int:
     return int(status)
 
 
-def _text(text: str) -> bytes:
-    if "\0" in text:
-        raise CallError(lib.GEMRUN_E_ARGUMENT, "text: holds a NUL character; remove it")
-    return text.encode("utf-8", "surrogatepass")
+def _check_run(
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    max_tokens: int,
+    settings: Settings,
+) -> None:
+    """Refuse wrong arguments of a run where it was asked for, a stream's too."""
+    if messages is None:
+        arguments.text("prompt", prompt)
+    else:
+        arguments.messages(messages)
+    arguments.integer("max_tokens", max_tokens, 1, arguments.INT32_MAX)
+    arguments.settings(settings, Settings.__annotations__)
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Any, list[Any]]:
     """The engine's form of a conversation, and what keeps its texts alive."""
-    c_messages, keep = ffi.new("gemrun_message[]", len(messages)), []
-    for c_message, message in zip(c_messages, messages, strict=True):
-        role = message.get("role", "")
-        if role not in ROLES or not isinstance(message.get("content"), str):
-            raise CallError(
-                lib.GEMRUN_E_ARGUMENT,
-                f"messages: {dict(message)!r} is no message; give role and content",
-            )
-        keep.append(ffi.new("char[]", _text(message["content"])))
+    checked = arguments.messages(messages)
+    c_messages, keep = ffi.new("gemrun_message[]", len(checked)), []
+    for c_message, (role, content) in zip(c_messages, checked, strict=True):
+        keep.append(ffi.new("char[]", content))
         c_message.role, c_message.text = ROLES[role], keep[-1]
     return c_messages, keep
 

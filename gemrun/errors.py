@@ -2,7 +2,8 @@
 
 GemRunError                     base: code and one sentence
 +-- CallError                   the call: an argument or a setting (also a ValueError)
-|   +-- PromptError             the prompt or text is longer than what is planned for it
+|   +-- ArgumentTypeError       an argument of another type than wanted (also a TypeError)
+|   +-- PromptError             the prompt is empty, or longer than what is planned for it
 |   +-- ContextFullError        no room left in the context
 |   +-- NoChatError             no chat template, or messages that do not fit it
 |   +-- BusyError               another thread is inside the context
@@ -30,8 +31,12 @@ class CallError(GemRunError, ValueError):
     """An argument or a setting is out of its range."""
 
 
+class ArgumentTypeError(CallError, TypeError):
+    """An argument or a setting is of another type than wanted."""
+
+
 class PromptError(CallError):
-    """The prompt or text is longer than what is planned for it."""
+    """The prompt is empty, or it or a text is longer than what is planned for it."""
 
 
 class ContextFullError(CallError):

@@ -1,6 +1,7 @@
 /* test_api.c: the public interface on a small artifact, and the port under it. Run it under
  * sanitizers, ThreadSanitizer too. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,6 +59,52 @@ static void test_texts(void)
     gr_fail(&e, GEMRUN_E_MEMORY, 0, 18446744073709551615u, 0);
     gr_explain(&e, "m", out, sizeof out);
     CHECK(strstr(out, "(wanted 18446744073709551615 bytes, found 0 bytes); "));
+    for (uint64_t i = 0; i < 6; i++) {
+        e.plan[i] = i + 1;
+    }
+    e.threads = 2;
+    gr_explain(&e, "m", out, sizeof out);
+    CHECK(strstr(out, " found 0 bytes: weights 1, tables 2, arena 3, KV 4, engine 5, stacks 6, "
+                      "total 21 with 2 threads); free some"));
+    gr_fail(&e, GEMRUN_E_KERNEL, 0, 0, 0);
+    gr_explain(&e, "m", out, sizeof out);
+    CHECK(strstr(out, "(available: scalar"));
+}
+
+static const char *field_text(gemrun_status code, uint32_t field, uint64_t wanted, uint64_t found)
+{
+    static char out[200];
+    gr_error e;
+    gr_fail(&e, code, field, wanted, found);
+    gr_explain(&e, "x", out, sizeof out);
+    return out;
+}
+
+/* Every argument has a name and a range, and values of every kind are shown. */
+static void test_field_texts(void)
+{
+    const float reals[] = {-1.0f, 0.125f, 1e30f, -1e30f, 1.05f, 200.0f};
+    const char *const shown[] = {"-1", "0.125", "a huge number", "a huge negative number", "1.05",
+                                 "200"};
+    for (uint32_t i = GR_F_NONE + 1; i < GR_F_COUNT; i++) {
+        const char *text = field_text(GEMRUN_E_ARGUMENT, i, 7, 9);
+        CHECK(strncmp(text, "x: ", 3) == 0 && strstr(text, "; use ") && !strchr(text, '#'));
+        CHECK(strstr(text, "null") == NULL && strchr(text, '(') == NULL);
+    }
+    for (uint32_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        char wanted[80];
+        uint32_t bits;
+        memcpy(&bits, reals + i, sizeof bits);
+        snprintf(wanted, sizeof wanted, "x: top_p: %s is out of range; use more than 0, up to 1",
+                 shown[i]);
+        CHECK(!strcmp(field_text(GEMRUN_E_SAMPLING, GR_F_TOP_P, 0, bits), wanted));
+    }
+    CHECK(strstr(field_text(GEMRUN_E_SAMPLING, GR_F_MIN_P, 0, 0x7fc00000u), "not a number"));
+    CHECK(strstr(field_text(GEMRUN_E_TOKEN, GR_F_TOKEN, 99, (uint64_t)-5),
+                 "token id: -5 is out of range; use 0 to 99"));
+    CHECK(strstr(field_text(GEMRUN_E_THREADS, GR_F_AFFINITY, 3, 16), "0x10 is out of range; use "
+                 "bits of 0x3"));
+    CHECK(strstr(field_text(GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0), "an argument is null"));
 }
 
 /* ---- arguments ---- */
@@ -84,10 +131,17 @@ static void test_arguments(const image *m)
     c = gemrun_config_default();
     c.kv_cache_size = CONTEXT + 1;
     CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_CONTEXT);
-    CHECK(said("65 tokens, room for 64"));
+    CHECK(said("kv_cache_size is above the compiled context (65 tokens, room for 64)"));
     c = gemrun_config_default();
+    c.prefill_batch_size = 500;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    CHECK(said("image: prefill_batch_size: 500 is out of range; use 1 to "));
     c.prefill_batch_size = CHUNK + 1;
     CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    c = gemrun_config_default();
+    c.lock_memory = 2;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_ARGUMENT);
+    CHECK(said("lock_memory: 2 is out of range; use 0 or 1"));
     c = gemrun_config_default();
     c.kernel = "abacus";
     CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_E_KERNEL);
@@ -114,8 +168,11 @@ static void test_requests(gemrun_context_t *ctx)
     q.field = value;                                                      \
     CHECK(gemrun_generate(ctx, "hello", &q, out) == code)
     REFUSED(size, 4, GEMRUN_E_ARGUMENT);
+    CHECK(said("size: 4 is out of range"));
     REFUSED(max_tokens, 0, GEMRUN_E_ARGUMENT);
+    CHECK(said("max_tokens: 0 is out of range; use 1 to 2147483647"));
     REFUSED(temperature, -1, GEMRUN_E_SAMPLING);
+    CHECK(said("temperature: -1 is out of range; use 0 to 100"));
     REFUSED(temperature, 101, GEMRUN_E_SAMPLING);
     REFUSED(temperature, nan, GEMRUN_E_SAMPLING);
     REFUSED(top_p, 0, GEMRUN_E_SAMPLING);
@@ -132,16 +189,17 @@ static void test_requests(gemrun_context_t *ctx)
     REFUSED(stop_strings = &fine; q.stop_string_count, 9, GEMRUN_E_ARGUMENT);
 #undef REFUSED
     CHECK(gemrun_generate(ctx, NULL, &good, out) == GEMRUN_E_ARGUMENT);
-    CHECK(gemrun_generate(ctx, "", &good, out) == GEMRUN_E_PROMPT);
+    CHECK(gemrun_generate(ctx, "", &good, out) == GEMRUN_E_PROMPT && said("prompt is empty; "));
+    CHECK(!said("longer"));
     CHECK(gemrun_infer(ctx, "hello", NULL, 8) == GEMRUN_E_ARGUMENT);
-    CHECK(gemrun_infer(ctx, "hello", out, 0) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_infer(ctx, "hello", out, -3) == GEMRUN_E_ARGUMENT && said("max_tokens: -3 is"));
     uint32_t all[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++) {
         all[i] = i;
     }
     good.banned = all;
     good.banned_count = VOCAB;
-    CHECK(gemrun_generate(ctx, "hello", &good, out) == GEMRUN_E_SAMPLING);
+    CHECK(gemrun_generate(ctx, "hello", &good, out) == GEMRUN_E_SAMPLING && said("ban fewer"));
     CHECK(stats_of(ctx).kv_used == 0 && stats_of(ctx).finish == GEMRUN_FINISH_ERROR);
 }
 
@@ -258,7 +316,8 @@ static void test_tokens(gemrun_context_t *ctx)
     CHECK(gemrun_logits(ctx, &count) == NULL && count == 0);
     CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_STATE);
     CHECK(gemrun_tokenize(ctx, "hello", 5, 3, ids, CONTEXT) == 5 && ids[0] == 'h' - 32);
-    CHECK(gemrun_tokenize(ctx, "hello", 5, 0, ids, 4) == GEMRUN_E_ARGUMENT && said("wanted 5"));
+    CHECK(gemrun_tokenize(ctx, "hello", 5, 0, ids, 4) == GEMRUN_E_ARGUMENT);
+    CHECK(said("capacity: 4 is out of range; use at least 5"));
     CHECK(gemrun_tokenize(ctx, "hello", 5, 4, ids, 5) == GEMRUN_E_ARGUMENT);
     CHECK(gemrun_detokenize(ctx, ids, 5, 0, text, sizeof text) == 5 && !strcmp(text, "hello"));
     CHECK(gemrun_detokenize(ctx, ids, 5, 0, text, 3) == 5 && !strcmp(text, "he"));
@@ -291,8 +350,33 @@ static void test_tokens(gemrun_context_t *ctx)
     CHECK(gemrun_infer(ctx, longer, ids, 4) == GEMRUN_E_PROMPT && said("192 tokens, room for 64"));
     char *huge = calloc(1, 16 * CONTEXT + 4098);
     memset(huge, 'x', 16 * CONTEXT + 4097);
-    CHECK(gemrun_infer(ctx, huge, ids, 4) == GEMRUN_E_TEXT && said("wanted 5120 bytes, found 5121"));
+    CHECK(gemrun_infer(ctx, huge, ids, 4) == GEMRUN_E_TEXT);
+    CHECK(said("wanted 5120 bytes, found 5121"));
     free(huge);
+}
+
+/* The default is the compiled context; a lower one is named where it is what is too small. */
+static void test_lower_context(const image *m)
+{
+    gemrun_config c = gemrun_config_default();
+    gemrun_context_t *ctx = open_image(m, 1);
+    int32_t ids[CONTEXT] = {0};
+    char text[2 * CONTEXT] = {0};
+    CHECK(stats_of(ctx).kv_size == CONTEXT);
+    gemrun_destroy(ctx);
+    c.kv_cache_size = 8;
+    c.threads = 1;
+    c.ignore_memory = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_OK);
+    memset(text, 'x', 9);
+    CHECK(gemrun_infer(ctx, text, ids, 4) == GEMRUN_E_PROMPT && said("9 tokens, room for 8"));
+    CHECK(said("raise --kv-cache-size (kv_cache_size) from 8 to at most the compiled 64"));
+    CHECK(gemrun_prefill(ctx, ids, 9) == GEMRUN_E_FULL && said(" from 8 to at most the compiled"));
+    CHECK(gemrun_run_tests(ctx) == GEMRUN_E_FULL && said(" from 8 to at most the compiled"));
+    CHECK(gemrun_prefill(ctx, ids, CONTEXT + 1) == GEMRUN_E_FULL && said("or compile with a"));
+    memset(text, 'x', CONTEXT + 1);
+    CHECK(gemrun_infer(ctx, text, ids, 4) == GEMRUN_E_PROMPT && said("or compile with a larger"));
+    gemrun_destroy(ctx);
 }
 
 static void test_chat(gemrun_context_t *ctx)
@@ -507,12 +591,47 @@ static void test_team(void)
         gr_team_stop(team);
         CHECK(t.serial == 400 && t.sum == threads * 400 * 401 / 2);
     }
-    gr_cpus before;
-    uint64_t mask = gr_port_affinity(), bit = gr_nth_bit(mask, 0);
-    CHECK(bit != 0 && gr_port_pin(bit, &before) && gr_port_affinity() == bit);
-    gr_port_unpin(&before);
-    CHECK(gr_port_affinity() == mask);
     free(team);
+}
+
+static void *affinity_of_thread(void *out)
+{
+    *(uint64_t *)out = gr_port_affinity();
+    return NULL;
+}
+
+/* A run gives the thread its cores back; steps leave it bound until a reset. */
+static void test_pinning(const image *m)
+{
+    uint64_t mask = gr_port_affinity(), bit = gr_nth_bit(mask, 0), found = 0;
+    gr_port_unpin();
+    CHECK(bit != 0 && gr_port_affinity() == mask); /* nothing was bound */
+    CHECK(gr_port_pin(bit) && gr_port_pin(bit) && gr_port_affinity() == bit);
+    gr_port_unpin();
+    CHECK(gr_port_affinity() == mask);
+    gemrun_context_t *ctx = NULL;
+    gemrun_config c = gemrun_config_default();
+    c.threads = 1;
+    c.thread_affinity = bit;
+    c.ignore_memory = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &c) == GEMRUN_OK);
+    CHECK(gr_port_affinity() == mask && stats_of(ctx).pinned == 1);
+    for (int i = 1; i < 4; i++) {
+        CHECK(gemrun_decode(ctx, i) == i && gr_port_affinity() == bit);
+    }
+    stats_of(ctx);
+    CHECK(gr_port_affinity() == bit);
+    gemrun_reset_kv_cache(ctx);
+    CHECK(gr_port_affinity() == mask);
+    int32_t out[4];
+    CHECK(gemrun_decode(ctx, 1) == 1 && gemrun_infer(ctx, "hello", out, 4) >= 0);
+    CHECK(gr_port_affinity() == mask);
+    CHECK(gemrun_decode(ctx, 1) > 0 && gr_port_affinity() == bit);
+    gemrun_destroy(ctx);
+    CHECK(gr_port_affinity() == mask);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, affinity_of_thread, &found) == 0);
+    CHECK(pthread_join(other, NULL) == 0 && found == mask);
 }
 
 static void write_file(const char *root, const char *name, const char *text)
@@ -565,7 +684,9 @@ int main(void)
 {
     image m = image_make();
     test_texts();
+    test_field_texts();
     test_team();
+    test_pinning(&m);
     test_groups();
     test_arguments(&m);
     gemrun_context_t *ctx = open_image(&m, 3);
@@ -575,6 +696,7 @@ int main(void)
     test_tokens(ctx);
     test_chat(ctx);
     gemrun_destroy(ctx);
+    test_lower_context(&m);
     test_digests(&m);
     test_own_memory(&m);
     test_totals(&m);

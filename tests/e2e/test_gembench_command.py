@@ -103,6 +103,17 @@ def test_chat(artifact: Path) -> None:
         (("--model", GOLDEN, "--depths", "0,60"), 2, r"gembench: --depths: 60 tokens .*; .*"),
         (("--model", GOLDEN, "--prompt", "a" * 500), 2, r"gembench: .* room for 64\); .*"),
         (("--model", GOLDEN, "--prompt", "a" * 63), 2, r"gembench: prompt: 64 tokens leave .*"),
+        (
+            ("--model", GOLDEN, "--max-tokens", 2000),
+            2,
+            r"gembench: --max-tokens: 2000 tokens have no room behind a prompt of 2 in a context "
+            r"of 64; give at most 63",
+        ),
+        (
+            ("--model", GOLDEN, "--max-tokens", 64, "--kv-cache-size", 32),
+            2,
+            r"gembench: --max-tokens: 64 .*; give at most 31",
+        ),
         (("--model", GOLDEN, "--depths", "deep"), 2, r"(?s).*give 0,256,512 or none.*"),
         (("--model", GOLDEN, "--iterations", 0), 2, r"(?s).*--iterations.*"),
         (("--model", GOLDEN, "--threads", 9), 2, r"(?s).*--threads.*"),

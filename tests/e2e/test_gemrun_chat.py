@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -69,12 +72,43 @@ def test_interactive_keeps_the_history(gemrun_cli: Path, path: Path) -> None:
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     with GemRunContext(path, ignore_memory=True) as ctx:
         history = [{"role": "user", "content": "Hello there"}]
+        assert done.stderr == ""  # nobody types: no prompt signs; and JSON has the figures
         assert first["tokens"] == list(ctx.chat(history, 5, temperature=0))
         history += [
             {"role": "assistant", "content": first["text"]},
             {"role": "user", "content": "And now?"},
         ]
         assert second["tokens"] == list(ctx.chat(history, 5, temperature=0))
+
+
+def test_interactive_figures_come_at_the_end(gemrun_cli: Path, path: Path) -> None:
+    done = subprocess.run(
+        [gemrun_cli, path, "--interactive", "--max-tokens=5", "--ignore-eos"],
+        input="Hello there\nAnd now?\n",
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
+        timeout=60,
+    )
+    assert re.fullmatch(
+        r"2 turns, 10 tokens, \d+\.\d\d tok/s; context \d+ of 1024; "
+        r"memory \d+\.\d MB with \d threads\n",
+        done.stderr,
+    )
+
+
+def test_interactive_shows_a_prompt_sign_on_a_terminal(gemrun_cli: Path, path: Path) -> None:
+    master, slave = pty.openpty()
+    command = [gemrun_cli, path, "--interactive", "--max-tokens=2"]
+    with subprocess.Popen(
+        command, stdin=slave, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        os.write(master, b"Hello\n\x04")
+        _, err = process.communicate(timeout=60)
+    os.close(master)
+    os.close(slave)
+    assert err.startswith(b"> > 1 turns, ")
 
 
 def test_a_plain_prompt_stays_raw(gemrun_cli: Path, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from gemrun import GemRunContext
 from reference import make_image
 
+REFUSED = Path(__file__).resolve().parents[1] / "golden" / "refused"
+REAL = ("--temperature", "--top-p", "--min-p", "--repetition-penalty")
 SHAPE = make_image.Shape(layers=(make_image.Layer(),), context=2048)
 
 
@@ -44,6 +47,7 @@ def test_prompt_streams_text_and_prints_figures(gemrun_cli: Path, path: Path) ->
     assert done.returncode == 0
     assert done.stderr.startswith("9 tokens (max_tokens), first after ")
     assert "prompt 5 tokens" in done.stderr
+    assert re.search(r"memory \d+\.\d MB with \d threads$", done.stderr)
     with GemRunContext(path, ignore_memory=True) as ctx:
         wanted = ctx.infer("hello", 9, temperature=0, ignore_stop_ids=True)
     # universal newlines: the model may make any control character
@@ -110,22 +114,104 @@ def test_checks(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
     ("arguments", "code", "part"),
     [
         (["--kv-cache-size", "2049"], 5, "2049 tokens, room for 2048"),
-        (["--threads", "9"], 2, "--threads: a value that is not allowed"),
-        (["--kernel", "abacus"], 2, "cannot run the wanted kernel"),
-        (["--temperature", "x"], 2, "--temperature: a value"),
-        (["--temperature", "-1"], 2, "sampling setting"),
-        (["--chat"], 2, "no chat template"),
-        (["--wrong"], 2, "--wrong: unknown option"),
+        (["--kernel", "neon"], 2, "gemrun: --kernel: neon: this processor cannot run"),
+        (["--kernel", "neon"], 2, "(available: scalar"),
+        (["--chat"], 2, "gemrun: --chat: {path} has no chat template; use --prompt alone, or an"),
+        (["--system", "x"], 2, "gemrun: --system: {path} has no chat template; "),
+        (["--interactive"], 2, "gemrun: --interactive: {path} has no chat template; "),
+        (["--wrong"], 2, "gemrun: --wrong: unknown option; see gemrun --help"),
+        (
+            ["--temprature=1"],
+            2,
+            "gemrun: --temprature: unknown option; did you mean --temperature?",
+        ),
+        (["--max-token", "1"], 2, "--max-token: unknown option; did you mean --max-tokens?"),
+        (["--repetition", "1"], 2, "did you mean --repetition-penalty?"),
+        (["-x"], 2, "gemrun: -x: unknown option; see gemrun --help"),
+        (["--json=1"], 2, "--json: takes no value; "),
         (["--seed"], 2, "--seed: its value is missing"),
         (["another.gembin"], 2, "a second file"),
-        (["--ban", "100000"], 2, "outside the vocabulary"),
+        (["--prompt", ""], 2, "the prompt is empty; give it some text"),
+        (["--prompt="], 2, "the prompt is empty; give it some text"),
+        (["--stop", ""], 2, "--stop: an empty text is too short or too long; use 1 to 128 bytes"),
+        (["--stop", "a"] * 9, 2, "--stop: given more than 8 times"),
     ],
 )
 def test_failures(gemrun_cli: Path, path: Path, arguments: list[str], code: int, part: str) -> None:
     done = call(gemrun_cli, path, "--prompt", "hello", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    assert part in done.stderr
+    assert part.format(path=path) in done.stderr
     assert ";" in done.stderr
+
+
+RANGES = {
+    "--max-tokens": (("0", "-1", "1048577", "99999999999999999999"), "1 to 1048576"),
+    "--temperature": (("-1", "101", "nan", "inf"), "0 to 100"),
+    "--top-k": (("-1", "1048577"), "0 to 1048576"),
+    "--top-p": (("0", "1.1", "nan", "-0"), "more than 0, up to 1"),
+    "--min-p": (("1", "-0.1"), "0 to less than 1"),
+    "--repetition-penalty": (("0", "101"), "more than 0, up to 100"),
+    "--seed": (("-1", "18446744073709551616"), "0 to 18446744073709551615"),
+    "--ban": (("200", "100000"), "0 to 199"),
+    "--deadline-ms": (("0",), "1 to 18446744073709"),
+    "--threads": (("0", "9"), "1 to 8"),
+    "--affinity": (("0", "0x10000000000000000"), "0x1 to 0xffffffffffffffff"),
+    "--kv-cache-size": (("0",), "1 to 4294967295"),
+    "--prefill-batch-size": (("0",), "1 to 4294967295"),
+}
+
+
+@pytest.mark.parametrize("option", RANGES)
+def test_ranges_are_named(gemrun_cli: Path, path: Path, option: str) -> None:
+    values, allowed = RANGES[option]
+    for value in values:
+        done = call(gemrun_cli, path, "--prompt", "hello", option, value)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"gemrun: {option}: {value} is out of range; use {allowed}\n"
+    done = call(gemrun_cli, path, "--prompt", "hello", f"{option}=hot")
+    kind = "number" if option in REAL else "whole number"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gemrun: {option}: hot is no {kind}; use ")
+
+
+def test_every_option_with_a_number_has_a_range(gemrun_cli: Path, path: Path) -> None:
+    listed = re.findall(r"^  (--[a-z-]+) ([A-Z]+) ", call(gemrun_cli, "--help").stdout, re.M)
+    assert {name for name, value in listed if value not in ("TEXT", "NAME")} == set(RANGES)
+
+
+def test_ranges_of_the_artifact(gemrun_cli: Path, path: Path) -> None:
+    done = call(gemrun_cli, path, "--prompt", "x", "--prefill-batch-size", "500")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"gemrun: --prefill-batch-size: 500 is out of range; use 1 to {SHAPE.chunk}\n",
+    )
+    done = call(gemrun_cli, path, "--prompt", "x", "--affinity", "0x8000000000000000")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"gemrun: --affinity: 0x8000000000000000 is out of range; use bits of 0x[0-9a-f]+, .*\n",
+        done.stderr,
+    )
+    done = call(gemrun_cli, path, "--prompt", "x", "--affinity", "0x1", "--threads", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gemrun: --threads: 2 is out of range; use 1 to 1, the bits of")
+
+
+def test_numbers_are_decimal_or_hexadecimal(gemrun_cli: Path, path: Path) -> None:
+    for value, count in (("010", 10), ("0xb", 11)):
+        options = (f"--max-tokens={value}", "--ignore-eos", "--temperature=0", "--json")
+        done = call(gemrun_cli, path, "--prompt=hello", *options)
+        assert json.loads(done.stdout)["generated_tokens"] == count
+
+
+def test_context_is_the_compiled_one_unless_lowered(gemrun_cli: Path, path: Path) -> None:
+    prompt = ("--prompt", "x" * 1100, "--max-tokens", "1", "--json")
+    assert json.loads(call(gemrun_cli, path, *prompt).stdout)["kv_cache_size"] == 2048
+    done = call(gemrun_cli, path, *prompt, "--kv-cache-size", "1024")
+    assert done.returncode == 2
+    assert "(1100 tokens, room for 1024); shorten it, or raise --kv-cache-size" in done.stderr
+    assert done.stderr.endswith(" from 1024 to at most the compiled 2048\n")
+    done = call(gemrun_cli, path, "--prompt", "x" * 2100)
+    assert done.stderr.endswith("; shorten it, or compile with a larger --kv-cache-size\n")
 
 
 def test_load_failures(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
@@ -141,19 +227,43 @@ def test_load_failures(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
     done = call(gemrun_cli, cut, "--info")
     assert (done.returncode, done.stderr) == (
         6,
-        f"Model load failed: Memory layout mismatch: {cut}: the file is cut short or too long "
+        f"Model load failed: {cut}: the file is cut short or too long "
         f"(wanted {size} bytes, found 4096 bytes); copy it again\n",
     )
     (tmp_path / "text.gembin").write_text("hello")
     assert call(gemrun_cli, tmp_path / "text.gembin", "--info").returncode == 6
     assert call(gemrun_cli).returncode == 2
-    assert call(gemrun_cli, path).returncode == 2
+    done = call(gemrun_cli, path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"gemrun: {path}: nothing to do; try --prompt TEXT, --interactive or --info\n",
+    )
+
+
+MEMORY = {"CONTEXT", "RAM", "PLAN", "MEMORY", "MAP", "ABI", "BOARD"}
+
+
+def test_memory_layout_is_said_of_memory_only(gemrun_cli: Path) -> None:
+    """Every refused golden file, by the code that its name begins with."""
+    seen = set()
+    for file in sorted(REFUSED.glob("*.gembin")):
+        name = file.name.partition("-")[0]
+        done = call(gemrun_cli, file, "--check-weights", "--ignore-memory")
+        if done.returncode != 0:
+            seen.add(name)
+            start = "Memory layout mismatch: " if name in MEMORY else ""
+            assert done.stderr.startswith(f"Model load failed: {start}{file}: "), name
+    assert {"SIZE", "TABLE", "TENS"} <= seen
+    assert seen & MEMORY
 
 
 def test_help_and_version(gemrun_cli: Path) -> None:
     assert call(gemrun_cli, "--version").stdout.startswith("gemrun 0.")
     text = call(gemrun_cli, "--help").stdout
-    assert "--chat" in text
+    assert call(gemrun_cli, "-h").stdout == text
+    for part in ("--chat", "(the model's default, or 0.3)", "or 64)", "or 0.85)"):
+        assert part in text
+    assert "tokens of context to use, at most the compiled N; memory stays as compiled" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 

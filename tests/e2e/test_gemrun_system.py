@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from gemrun import GemRunContext
+from gemrun.errors import NotEnoughMemoryError
 from reference import make_image
+from reference import records as rec
 
 SHAPE = make_image.Shape(
     layers=tuple(make_image.Layer(ffn=512) for _ in range(4)), hidden=256, context=512, vocab=3000
@@ -90,6 +92,34 @@ def test_short_memory_refuses(gemrun_cli: Path, path: Path) -> None:
         if done.returncode == 5:
             assert done.stderr.startswith("Model load failed: Memory layout mismatch: ")
     assert {0, 5} <= seen <= {0, 5, 127}  # 127: not even libc could be loaded
+
+
+PLAN = r"weights (\d+), tables (\d+), arena (\d+), KV (\d+), engine (\d+), stacks (\d+)"
+
+
+def test_a_refusal_for_memory_lists_the_plan(gemrun_cli: Path, tmp_path: Path) -> None:
+    """A model of half a terabyte, nearly all of it cache, which takes no room in the file."""
+    layer = make_image.Layer(heads=64, kv_heads=64)
+    huge = make_image.Shape((layer,) * 128, hidden=32, context=1 << 18, kv_type=rec.KV_F32)
+    file = tmp_path / "huge.gembin"
+    file.write_bytes(make_image.make(huge, seed=1))
+    if os.sysconf("SC_PHYS_PAGES") * PAGE > 500e9:
+        pytest.skip("this machine has room for the model")
+    done = subprocess.run(
+        [gemrun_cli, file, "--info", "--threads", "2"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith(
+        f"Model load failed: Memory layout mismatch: {file}: less memory is available than the "
+    )
+    assert done.stderr.count("\n") == 1
+    found = re.search(rf"\(wanted (\d+) bytes.*: {PLAN}, total (\d+) with 2 threads\)", done.stderr)
+    assert found is not None, done.stderr
+    wanted, *parts, total = map(int, found.groups())
+    assert wanted == total == sum(parts) > 500e9
+    assert parts[5] == 256 * 1024
+    with pytest.raises(NotEnoughMemoryError, match=PLAN):
+        GemRunContext(file, threads=2)
 
 
 def test_affinity_is_read_back_and_restored(path: Path) -> None:

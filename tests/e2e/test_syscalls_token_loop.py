@@ -6,6 +6,7 @@ of another, would end the process at any call that is not allowed.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -19,8 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "dev" / "libgemrun.a"
 DRIVER = Path(__file__).with_name("token_loop.c")
 TOKENS = 40
+CORES = min(2, len(os.sched_getaffinity(0)))
 ALLOWED = {"futex", "clock_gettime"}
-CASES = [(1, "greedy"), (1, "all"), (2, "all"), (4, "greedy"), (2, "steps")]
+CASES = [
+    (1, "greedy"),
+    (1, "all"),
+    (2, "all"),
+    (4, "greedy"),
+    (2, "steps"),
+    (1, "pinned"),
+    (CORES, "pinned"),
+]
 SKIPPED = 77  # exit code of the driver where the system refuses filters
 
 

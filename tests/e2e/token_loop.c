@@ -1,11 +1,12 @@
 /* token_loop.c: generate tokens and show what happens between two of them.
  *
- *     token_loop MODEL THREADS TOKENS greedy|all|steps|leak trace|sealed
+ *     token_loop MODEL THREADS TOKENS greedy|all|steps|pinned|leak trace|sealed
  *
  * Every token writes a marker line to stdout with one write(2). greedy: plain requests; all: every
- * setting of a request; steps: gemrun_sample and gemrun_decode instead of gemrun_generate; leak: the
- * callback breaks the rules once, to show that it is noticed. sealed: behind the first token a
- * seccomp filter ends the process at any system call but futex, the clock and write. The last line
+ * setting of a request; steps: gemrun_sample and gemrun_decode instead of gemrun_generate; pinned:
+ * the same with an affinity; leak: the callback breaks the rules once, to show that it is noticed.
+ * sealed: behind the first token a seccomp filter ends the process at any system call but futex,
+ * the clock and write. The last line
  * is "allocations N": calls of malloc and its kin between first and last token, counted by the ones
  * below, which replace the C library's. */
 #define _GNU_SOURCE
@@ -13,6 +14,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -192,6 +194,21 @@ static int32_t steps(gemrun_context_t *ctx, uint32_t count, loop *l)
     return n < 0 ? n : (int32_t)count;
 }
 
+/* The first `count` processors that this process may use. */
+static uint64_t affinity(uint32_t count)
+{
+    cpu_set_t set;
+    uint64_t mask = 0;
+    sched_getaffinity(0, sizeof set, &set);
+    for (unsigned i = 0; i < 64 && count > 0; i++) {
+        if (CPU_ISSET(i, &set)) {
+            mask |= (uint64_t)1 << i;
+            count--;
+        }
+    }
+    return mask;
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 6) {
@@ -201,13 +218,16 @@ int main(int argc, char **argv)
     loop l = {.sealed = strcmp(argv[5], "sealed") == 0, .leak = argv[4][0] == 'l'};
     gemrun_config config = gemrun_config_default();
     config.threads = (uint32_t)strtoul(argv[2], NULL, 10);
+    bool pinned = strcmp(argv[4], "pinned") == 0;
+    config.thread_affinity = pinned ? affinity(config.threads) : 0;
     gemrun_context_t *ctx = NULL;
     if (gemrun_open(&ctx, argv[1], &config) != GEMRUN_OK) {
         fprintf(stderr, "%s\n", gemrun_last_error());
         return 3;
     }
-    int32_t made = strcmp(argv[4], "steps") == 0 ? steps(ctx, count, &l)
-                                                 : generate(ctx, count, argv[4][0] == 'a', &l);
+    int32_t made = pinned || strcmp(argv[4], "steps") == 0
+                       ? steps(ctx, count, &l)
+                       : generate(ctx, count, argv[4][0] == 'a', &l);
     say("made", made < 0 ? 0 : (uint32_t)made);
     say("allocations", l.last - l.first);
     _exit(0); /* a sealed process cannot close what it has opened */

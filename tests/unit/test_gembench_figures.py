@@ -90,6 +90,21 @@ def test_a_depth_without_room_is_refused() -> None:
         bench._plan_depths((1009,), 1024)
 
 
+@pytest.mark.parametrize(
+    ("asked", "room", "planned"),
+    [(None, 1000, 64), (None, 63, 63), (None, 2, 2), (2, 2, 2), (1000, 1000, 1000)],
+)
+def test_tokens_of_an_iteration(asked: int | None, room: int, planned: int) -> None:
+    assert bench._plan_tokens(asked, room, 1024) == planned
+
+
+def test_more_tokens_than_there_is_room_are_refused() -> None:
+    with pytest.raises(CallError, match=r"--max-tokens: 2000 tokens .* of 25 .* at most 1000"):
+        bench._plan_tokens(2000, 1000, 1024)
+    with pytest.raises(CallError, match="prompt: 1024 tokens leave room for 1 in a context"):
+        bench._plan_tokens(None, 1, 1024)
+
+
 TAIL = [(-72, 4), (-80, 8), (-90, 8)]
 
 

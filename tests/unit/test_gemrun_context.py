@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from array import array
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,7 +134,7 @@ def test_text_and_tokens(ctx: GemRunContext) -> None:
     ids = ctx.tokenize("hé")
     assert ctx.detokenize(ids) == ctx.detokenize_bytes(ids).decode(errors="replace")
     assert ctx.tokenize("") == []
-    with pytest.raises(CallError, match="outside the vocabulary"):
+    with pytest.raises(CallError, match=r"token id: 200 is out of range; use 0 to 199"):
         ctx.detokenize([SHAPE.vocab])
 
 
@@ -171,18 +175,16 @@ def test_wrong_settings(
 def test_wrong_prompts(ctx: GemRunContext) -> None:
     with pytest.raises(PromptError, match="600 tokens, room for 512"):
         ctx.infer("x" * 600)
-    with pytest.raises(PromptError):
-        ctx.infer("")
+    for empty in (lambda: ctx.infer(""), lambda: list(ctx.stream(""))):
+        with pytest.raises(PromptError, match="prompt is empty; give it some text") as caught:
+            empty()
+        assert "longer" not in str(caught.value)
     with pytest.raises(PromptError, match="bytes"):
         ctx.infer("x" * 100_000)
     with pytest.raises(CallError, match="NUL"):
         ctx.infer("a\0b")
-    with pytest.raises(CallError):
-        ctx.infer("hello", 0)
     with pytest.raises(NoChatError):
         ctx.chat([{"role": "user", "content": "hi"}])
-    with pytest.raises(CallError, match="no message"):
-        ctx.chat([{"role": "robot", "content": "hi"}])
     with pytest.raises(ContextFullError):
         ctx.prefill([1] * 513)
 
@@ -197,10 +199,166 @@ def test_wrong_files_and_configs(path: Path, tmp_path: Path) -> None:
         GemRunContext(short)
     with pytest.raises(CallError, match="513 tokens, room for 512"):
         GemRunContext(path, kv_cache_size=513)
-    with pytest.raises(CallError):
+    with pytest.raises(CallError, match=r"available: scalar.*"):
         GemRunContext(path, kernel="abacus")
-    with pytest.raises(TypeError, match="treads"):
+    with pytest.raises(TypeError, match=r"unknown setting 'treads'; did you mean 'threads'\?"):
         GemRunContext(path, treads=2)  # type: ignore[call-arg]
+
+
+def test_context_is_the_compiled_one_unless_lowered(tmp_path: Path) -> None:
+    file = tmp_path / "long.gembin"
+    file.write_bytes(make_image.make(replace(SHAPE, context=1500), seed=4))
+    with GemRunContext(file, ignore_memory=True) as long:
+        assert long.stats().kv_size == 1500
+        assert long.infer("x" * 1200, 1, ignore_stop_ids=True).stats.prompt_tokens == 1200
+    with GemRunContext(file, ignore_memory=True, kv_cache_size=1024) as short:
+        assert short.stats().ram_total == long_total(file)
+        remedy = r"raise --kv-cache-size \(kv_cache_size\) from 1024 to at most the compiled 1500$"
+        with pytest.raises(PromptError, match=r"1200 tokens, room for 1024\); .*" + remedy):
+            short.infer("x" * 1200)
+        with pytest.raises(ContextFullError, match=remedy):
+            short.prefill([1] * 1025)
+        with pytest.raises(PromptError, match=r"compile with a larger --kv-cache-size$"):
+            short.infer("x" * 1501)
+
+
+def long_total(file: Path) -> int:
+    with GemRunContext(file, ignore_memory=True) as ctx:
+        return ctx.stats().ram_total
+
+
+RUN_MESSAGES = [{"role": "user", "content": "hi"}]
+WRONG_TYPES: list[tuple[str, Callable[[Any], object]]] = [
+    ("prompt: 5 is of type int; use a str", lambda c: c.infer(5)),
+    ("prompt: None is of type NoneType; use a str", lambda c: c.infer(None)),
+    ("prompt: b'x' is of type bytes; use a str", lambda c: c.stream(b"x")),
+    ("max_tokens: 'x' is of type str; use 1 to 2147483647", lambda c: c.infer("x", "x")),
+    ("max_tokens: 1.5 is of type float; use 1 to", lambda c: c.infer("x", 1.5)),
+    ("max_tokens: True is of type bool; use 1 to", lambda c: c.infer("x", True)),
+    ("messages: 'hi' is of type str; use a list of messages", lambda c: c.chat("hi")),
+    ("messages: None is of type NoneType; use a list", lambda c: c.chat(None)),
+    ("messages: {'role': 'user'} is of type dict; use a list", lambda c: c.chat({"role": "user"})),
+    ("messages[0]: 'hi' is of type str; use {", lambda c: c.chat(["hi"], stream=True)),
+    ("messages[0] content: 5 is of type int", lambda c: c.chat([{"role": "user", "content": 5}])),
+    ("temperature: 'hot' is of type str; use 0 to 100", lambda c: c.infer("x", temperature="hot")),
+    ("top_k: 1.5 is of type float; use 0 to", lambda c: c.sample(top_k=1.5)),
+    ("seed: None is of type NoneType; use 0 to", lambda c: c.infer("x", seed=None)),
+    ("stop: 'END' is of type str; use a list of texts", lambda c: c.infer("x", stop="END")),
+    ("stop: 5 is of type int; use a str", lambda c: c.infer("x", stop=[5])),
+    ("banned: 5 is of type int; use a sequence", lambda c: c.infer("x", banned=5)),
+    ("bias: [1] is of type list; use a mapping", lambda c: c.infer("x", bias=[1])),
+    ("bias[1]: 'a' is of type str; use a finite", lambda c: c.infer("x", bias={1: "a"})),
+    (
+        "ignore_stop_ids: 'no' is of type str; use True",
+        lambda c: c.infer("x", ignore_stop_ids="no"),
+    ),
+    ("text: 5 is of type int; use a str", lambda c: c.tokenize(5)),
+    ("ids: 'abc' is of type str; use a sequence", lambda c: c.detokenize("abc")),
+    ("ids: 1.5 is of type float; use 0 to", lambda c: c.prefill([1.5])),
+    ("token: 'a' is of type str; use 0 to", lambda c: c.decode("a")),
+    ("callback: 5 is of type int; use a function", lambda c: c.eval([1], 5)),
+    (
+        "unknown setting 'temprature'; did you mean 'temperature'?",
+        lambda c: c.infer("x", temprature=1),
+    ),
+]
+WRONG_VALUES: list[tuple[str, Callable[[Any], object]]] = [
+    ("max_tokens: 0 is out of range; use 1 to 2147483647", lambda c: c.infer("x", 0)),
+    ("max_tokens: -1 is out of range; use 1 to", lambda c: c.stream("x", -1)),
+    ("max_tokens: 2147483648 is out of range", lambda c: c.infer("x", 2**31)),
+    ("messages: [] is out of range; use a list of messages", lambda c: c.chat([])),
+    (
+        "messages[1] role: 'bot' is out of range; use system, user, assistant",
+        lambda c: c.chat([*RUN_MESSAGES, {"role": "bot", "content": "x"}]),
+    ),
+    (
+        "messages[0]: {'role': 'user'} has no 'content'; add it",
+        lambda c: c.chat([{"role": "user"}]),
+    ),
+    ("temperature: -1 is out of range; use 0 to 100", lambda c: c.infer("x", temperature=-1)),
+    ("temperature: nan is out of range", lambda c: c.infer("x", temperature=float("nan"))),
+    ("top_k: -1 is out of range; use 0 to", lambda c: c.infer("x", top_k=-1)),
+    ("top_p: 0 is out of range; use more than 0, up to 1", lambda c: c.infer("x", top_p=0)),
+    ("min_p: 1 is out of range; use 0 to less than 1", lambda c: c.sample(min_p=1)),
+    ("seed: 18446744073709551616 is out of range", lambda c: c.infer("x", seed=2**64)),
+    ("deadline_ms: -1 is out of range; use 0 to", lambda c: c.infer("x", deadline_ms=-1)),
+    ("stop: '' is out of range; use 1 to 128 bytes", lambda c: c.infer("x", stop=[""])),
+    ("stop: 9 texts are too many; use 0 to 8", lambda c: c.infer("x", stop=["a"] * 9)),
+    ("banned: 4097 ids are too many; use 0 to 4096", lambda c: c.infer("x", banned=[1] * 4097)),
+    ("banned: 200 is out of range; use 0 to 199", lambda c: c.infer("x", banned=[200])),
+    ("bias_ids: 200 is out of range; use 0 to 199", lambda c: c.infer("x", bias={200: 1.0})),
+    ("token: -1 is out of range; use 0 to", lambda c: c.decode(-1)),
+    ("token id: 200 is out of range; use 0 to 199", lambda c: c.prefill([200])),
+]
+
+
+@pytest.mark.parametrize(("sentence", "call"), WRONG_TYPES, ids=[s for s, _ in WRONG_TYPES])
+def test_wrong_types(ctx: GemRunContext, sentence: str, call: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(ctx)
+    assert isinstance(caught.value, CallError)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("sentence", "call"), WRONG_VALUES, ids=[s for s, _ in WRONG_VALUES])
+def test_wrong_values(ctx: GemRunContext, sentence: str, call: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        call(ctx)
+    assert isinstance(caught.value, CallError)
+    assert not isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"threads": 0}, "threads: 0 is out of range; use 1 to 8"),
+        ({"threads": 9}, "threads: 9 is out of range; use 1 to 8"),
+        ({"threads": "2"}, "threads: '2' is of type str; use 1 to 8"),
+        ({"kv_cache_size": 0}, "kv_cache_size: 0 is out of range; use 1 to"),
+        ({"prefill_batch_size": 0}, "prefill_batch_size: 0 is out of range; use 1 to"),
+        ({"prefill_batch_size": 500}, "prefill_batch_size: 500 is out of range; use 1 to 16"),
+        ({"thread_affinity": -1}, "thread_affinity: -1 is out of range; use 0 to"),
+        (
+            {"thread_affinity": 2**63},
+            "thread_affinity: 0x8000000000000000 is out of range; use bits",
+        ),
+        ({"lock_memory": 2}, "lock_memory: 2 is of type int; use True or False"),
+        ({"kernel": 5}, "kernel: 5 is of type int; use a str"),
+    ],
+)
+def test_wrong_configs(path: Path, config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CallError, match=re.escape(sentence)):
+        GemRunContext(path, **config)
+
+
+def test_a_wrong_path() -> None:
+    with pytest.raises(TypeError, match="path: 5 is of type int; use a str or a Path"):
+        GemRunContext(5)  # type: ignore[arg-type]
+
+
+INTERRUPT = """
+import os, signal, sys, threading, time
+from gemrun import GemRunContext
+c = GemRunContext(sys.argv[1], threads=1, ignore_memory=True)
+def later():
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+for _ in range(15):
+    threading.Thread(target=later).start()
+    try:
+        while True:
+            c.infer("hello", 400, ignore_stop_ids=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_is_never_lost(path: Path) -> None:
+    """Wherever it comes, in a callback's first line too."""
+    command = [sys.executable, "-c", INTERRUPT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "interrupted\n" * 15
 
 
 def test_codes_become_classes() -> None:

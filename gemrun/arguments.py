@@ -1,0 +1,182 @@
+"""What a caller may give: types and ranges of arguments, checked before the engine sees them.
+
+A wrong type is an ArgumentTypeError (a TypeError), a wrong value a CallError (a ValueError). Both
+name the argument, what was given and what is allowed. What only the artifact knows, as the size of
+its vocabulary, is left to the engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from gemrun.errors import ArgumentTypeError, CallError
+
+E_ARGUMENT = -1  # gemrun_status
+ROLES = ("system", "user", "assistant")
+INT32_MAX, UINT64_MAX = 2**31 - 1, 2**64 - 1
+MAX_LIST, MAX_STOPS, MAX_STOP_BYTES = 4096, 8, 128
+MAX_DEADLINE_MS = 1e12
+
+# Least and most.
+CONFIG_RANGES = {
+    "kv_cache_size": (1, INT32_MAX),
+    "prefill_batch_size": (1, INT32_MAX),
+    "threads": (1, 8),
+    "thread_affinity": (0, UINT64_MAX),
+}
+SWITCHES = ("weights_check", "allow_foreign_board", "ignore_memory", "lock_memory")
+INTEGER_SETTINGS = {"top_k": (0, INT32_MAX), "seed": (0, UINT64_MAX)}
+# The range in words, and whether a value is in it.
+REAL_SETTINGS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("0 to 100", lambda v: 0 <= v <= 100),
+    "top_p": ("more than 0, up to 1", lambda v: 0 < v <= 1),
+    "min_p": ("0 to less than 1", lambda v: 0 <= v < 1),
+    "repetition_penalty": ("more than 0, up to 100", lambda v: 0 < v <= 100),
+    "deadline_ms": (f"0 to {MAX_DEADLINE_MS:.0f}", lambda v: 0 <= v <= MAX_DEADLINE_MS),
+}
+
+
+def wrong_type(name: str, value: object, allowed: str) -> NoReturn:
+    """Refuse a value of a wrong type."""
+    kind = type(value).__name__
+    raise ArgumentTypeError(E_ARGUMENT, f"{name}: {_shown(value)} is of type {kind}; use {allowed}")
+
+
+def wrong_value(name: str, value: object, allowed: str) -> NoReturn:
+    """Refuse a value out of its range."""
+    raise CallError(E_ARGUMENT, f"{name}: {_shown(value)} is out of range; use {allowed}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """A whole number, numpy's too, in a range."""
+    allowed = f"{least} to {most}"
+    if isinstance(value, bool):
+        wrong_type(name, value, allowed)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        wrong_type(name, value, allowed)
+    if not least <= number <= most:
+        wrong_value(name, number, allowed)
+    return number
+
+
+def real(name: str, value: object, allowed: str = "a finite number") -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        wrong_type(name, value, allowed)
+    if not math.isfinite(value):
+        wrong_value(name, value, allowed)
+    return float(value)
+
+
+def text(name: str, value: object) -> bytes:
+    """The bytes of a text without NUL."""
+    if not isinstance(value, str):
+        wrong_type(name, value, "a str")
+    if "\0" in value:
+        raise CallError(E_ARGUMENT, f"{name}: holds a NUL character; remove it")
+    return value.encode("utf-8", "surrogatepass")
+
+
+def ids(name: str, values: object) -> list[int]:
+    """Token ids."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        wrong_type(name, values, "a sequence of token ids")
+    return [integer(name, value, 0, INT32_MAX) for value in values]
+
+
+def messages(values: object) -> list[tuple[str, bytes]]:
+    """Role and text of every message of a conversation."""
+    form = 'a list of messages, as [{"role": "user", "content": "Hello"}]'
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        wrong_type("messages", values, form)
+    if not values:
+        wrong_value("messages", values, form)
+    return [_message(f"messages[{i}]", value) for i, value in enumerate(values)]
+
+
+def _message(name: str, value: object) -> tuple[str, bytes]:
+    if not isinstance(value, Mapping):
+        wrong_type(name, value, '{"role": "user", "content": "Hello"}')
+    for key in ("role", "content"):
+        if key not in value:
+            raise CallError(E_ARGUMENT, f"{name}: {_shown(dict(value))} has no {key!r}; add it")
+    role = value["role"]
+    if not isinstance(role, str):
+        wrong_type(f"{name} role", role, ", ".join(ROLES))
+    if role not in ROLES:
+        wrong_value(f"{name} role", role, ", ".join(ROLES))
+    return role, text(f"{name} content", value["content"])
+
+
+def known(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse names that are none of the allowed ones, with the nearest of those."""
+    choices = sorted(allowed)
+    for name in sorted(set(names) - set(choices)):
+        near = difflib.get_close_matches(name, choices, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(choices)}"
+        raise ArgumentTypeError(E_ARGUMENT, f"{kind}: unknown setting {name!r}; {hint}")
+
+
+def config_value(name: str, value: object) -> int:
+    """A setting of gemrun_config but the kernel."""
+    if name in CONFIG_RANGES:
+        return integer(name, value, *CONFIG_RANGES[name])
+    if not isinstance(value, bool) and value not in (0, 1):
+        wrong_type(name, value, "True or False")
+    return int(bool(value))
+
+
+def settings(given: Mapping[str, object], allowed: Iterable[str]) -> None:
+    """Refuse settings of a request that are unknown, of a wrong type or out of their range."""
+    known("settings", given, allowed)
+    for name, value in given.items():
+        if name in INTEGER_SETTINGS:
+            integer(name, value, *INTEGER_SETTINGS[name])
+        elif name in REAL_SETTINGS:
+            words, good = REAL_SETTINGS[name]
+            if not good(real(name, value, words)):
+                wrong_value(name, value, words)
+        elif name == "ignore_stop_ids":
+            config_value(name, value)
+        elif name == "banned":
+            _at_most("banned", len(ids("banned", value)), MAX_LIST, "ids")
+        elif name == "bias":
+            _bias(value)
+        else:
+            _stop(value)
+
+
+def _at_most(name: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise CallError(E_ARGUMENT, f"{name}: {count} {what} are too many; use 0 to {most}")
+
+
+def _bias(value: object) -> None:
+    if not isinstance(value, Mapping):
+        wrong_type("bias", value, "a mapping of token ids to numbers")
+    ids("bias", value)
+    _at_most("bias", len(value), MAX_LIST, "ids")
+    for token, push in value.items():
+        real(f"bias[{token}]", push)
+
+
+def _stop(value: object) -> None:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        wrong_type("stop", value, 'a list of texts, as ["END"]')
+    texts = [text("stop", item) for item in value]
+    _at_most("stop", len(texts), MAX_STOPS, "texts")
+    for item in texts:
+        if not 1 <= len(item) <= MAX_STOP_BYTES:
+            wrong_value("stop", item.decode(errors="replace"), f"1 to {MAX_STOP_BYTES} bytes")
