@@ -22,6 +22,7 @@ from gemmake import images
 from gemmake.emit import Chunk, Host
 from gemmake.engine import Capture, Engine
 from gemmake.errors import CheckpointError, UsageError
+from gemmake.files import read_small
 from gemmake.hdf import show
 from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Role
 from gemmake.options import CompileOptions, KvType, Quantization
@@ -31,6 +32,7 @@ from gemmake.progress import Reporter
 from gemmake.state import State
 from gemrun.format import spec
 
+MAX_TEXT = 16 << 20  # bytes; the first WINDOWS * WINDOW tokens count
 WINDOW = 512  # tokens of one forward
 WINDOWS = 24
 CHUNK = 128  # tokens of a prefill step; a multiple of 32, so that sums do not depend on it
@@ -58,9 +60,12 @@ def load_text(options: CompileOptions) -> tuple[str, InputFile]:
     else:
         name = show(options.calibration.name)
         try:
-            data = options.calibration.read_bytes()
+            read = read_small(options.calibration, MAX_TEXT)
         except OSError as error:
             raise UsageError(f"--calibration {name}: {error.strerror}; name a text file") from error
+        if read is None:
+            raise UsageError(f"--calibration {name}: larger than {MAX_TEXT} bytes; cut it")
+        data = read
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

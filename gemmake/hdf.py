@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gemmake.errors import TargetError
+from gemmake.files import read_small
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -431,11 +432,10 @@ def _base_path(path: Path, name: str) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     label = show(path)
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_small(path, MAX_BYTES)
     except OSError as error:
         raise TargetError(f"{label}: {error.strerror}; check the path") from None
-    if len(data) > MAX_BYTES:
+    if data is None:
         raise TargetError(f"{label}: larger than {MAX_BYTES} bytes; this is no HDF")
     try:
         tables: dict[str, Any] = tomllib.loads(data.decode("utf-8"))

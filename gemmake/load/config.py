@@ -17,7 +17,8 @@ from gemmake.load.families import FAMILIES, ArchConfig, Family, LayerShape
 from gemmake.load.source import display, name_list, unfit
 from gemmake.model import RopeSpec
 
-MAX_LAYERS = 1024
+MAX_LAYERS = 256  # as the artifact format
+MAX_WINDOW = 1 << 20  # tokens, as the artifact format
 MAX_SIZE = 1 << 24  # hidden, ffn, heads * head_dim, vocabulary rows
 
 # model_type -> family. gemma3 is the multimodal wrapper with its text part in text_config.
@@ -186,6 +187,14 @@ _ROPE_KEYS = {
         "original_max_position_embeddings",
     },
 }
+# Ranges of what real models use, with room; beyond them tables lose their meaning.
+_ROPE_RANGES = {
+    "rope_theta": (1.5, 1e12),
+    "factor": (1.0, 1e6),
+    "low_freq_factor": (1e-3, 1e6),
+    "high_freq_factor": (1e-3, 1e6),
+}
+_MAX_EPS = 1.0
 _ACTIVATIONS = {"gelu": ("gelu", "gelu_pytorch_tanh"), "silu": ("silu", "swish")}
 
 
@@ -244,6 +253,13 @@ def check_positive(value: Any, where: str) -> float:
     return float(value)
 
 
+def _norm_eps(fields: _Fields) -> float:
+    value = fields.positive("rms_norm_eps")
+    if value > _MAX_EPS:
+        raise fields.fail("rms_norm_eps", f"is {value:g}, at most {_MAX_EPS:g} makes sense")
+    return value
+
+
 def parse_config(raw: Mapping[str, Any], file: str = "config.json") -> ArchConfig:
     """`raw`: the parsed config.json. CheckpointError names the field that is not supported."""
     model_type = raw.get("model_type")
@@ -264,7 +280,7 @@ def parse_config(raw: Mapping[str, Any], file: str = "config.json") -> ArchConfi
         family=family,
         hidden=fields.size("hidden_size"),
         context=fields.size("max_position_embeddings", limit=1 << 30),
-        norm_eps=fields.positive("rms_norm_eps"),
+        norm_eps=_norm_eps(fields),
         layers=_layer_shapes(fields),
         vocab=fields.size("vocab_size") if fields.get("vocab_size") is not None else None,
         tied=_tied(raw, text, family, file),
@@ -371,7 +387,7 @@ def _layer_shape(fields: _Fields, index: int, *, full: bool) -> LayerShape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=fields.size("intermediate_size"),
-        window=0 if full else fields.size("sliding_window", limit=1 << 30),
+        window=0 if full else fields.size("sliding_window", limit=MAX_WINDOW),
         rope=_rope(fields, head_dim, full=full),
         score_scale=scale_of**-0.5,
     )
@@ -487,6 +503,10 @@ def parse_rope(raw: Mapping[str, Any], dims: int, where: str) -> RopeSpec:
     if missing:
         raise unfit(f"{where}: {name_list(missing)} is missing for {kind}")
     number = {k: check_positive(v, f"{where}.{k}") for k, v in given.items()}
+    for key, value in number.items():
+        low, high = _ROPE_RANGES.get(key, (0.0, math.inf))
+        if not low <= value <= high:
+            raise unfit(f"{where}: {key} {value:g} is outside {low:g} to {high:g}")
     if kind == "default":
         return RopeSpec(theta=number["rope_theta"], dims=dims)
     if kind == "linear":

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmake.errors import CheckpointError
+from gemmake.files import open_regular, read_small
 from gemmake.model import FloatRows, InputFile
 
 LIMIT = 2**63 - 1  # no count, size or offset of a file may pass this
@@ -140,11 +141,10 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The whole of a small file; CheckpointError when it is larger than `limit` bytes."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        data = read_small(path, limit)
     except OSError as error:
         raise _unreadable(base_name(path), error) from error
-    if len(data) > limit:
+    if data is None:
         raise damaged(f"{base_name(path)}: is larger than {limit} bytes")
     return data
 
@@ -155,7 +155,7 @@ class SourceFile:
     def __init__(self, path: Path) -> None:
         self.name = base_name(path)
         try:
-            self._file = path.open("rb", buffering=0)
+            self._file = os.fdopen(open_regular(path), "rb", buffering=0)
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise _unreadable(self.name, error) from error
