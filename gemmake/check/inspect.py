@@ -149,8 +149,8 @@ def tensor_view(artifact: Artifact, wanted: str, path: str) -> Group:
         raise UsageError(f"tensor {wanted}: not in this artifact{names}; {remedy}")
     tables = []
     for index, (name, tensor) in own:
-        table = _record(f"Tensor {index}: {name}", tensor)
-        for row in _details(artifact, tensor, index):
+        table = _record(f"Tensor {index}", tensor)
+        for row in (("name", name), *_details(artifact, tensor, index)):
             table.add_row(*row)
         tables.append(table)
     return Group(*tables)

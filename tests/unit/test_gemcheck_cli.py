@@ -273,10 +273,11 @@ def test_fused_tensors_answer_to_each_of_their_names(tmp_path: Path) -> None:
     for wanted in ("l.0.gate", "l.0.up", "l.0.gate+l.0.up"):
         result = run("inspect", path, "--tensor", wanted)
         assert result.exit_code == 0, wanted
-        assert "Tensor 9: l.0.gate+l.0.up" in result.stdout
+        assert "Tensor 9 " in result.stdout
+        assert " l.0.gate+l.0.up " in result.stdout
     split = run("inspect", path, "--tensor", "l.0.qkv").stdout
-    assert "Tensor 1: l.0.qkv" in split
-    assert "Tensor 2: l.0.qkv" in split
+    assert "Tensor 1 " in split
+    assert "Tensor 2 " in split
     assert run("inspect", path, "--tensor", "l.0.gate+").exit_code == 2
 
 
