@@ -1,23 +1,13 @@
-"""Opening the files that a compile reads: regular files only, small ones up to a limit."""
+"""Reading the small files of a compile whole, up to a limit."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from pathlib import Path
 
+from gemrun.format.files import open_regular
 
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. OSError for anything else; a pipe never blocks the open."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise OSError(errno.EISDIR, "is a folder")
-    raise OSError(errno.EINVAL, "is not a regular file")
+__all__ = ["open_regular", "read_small"]
 
 
 def read_small(path: Path, limit: int) -> bytes | None:

@@ -6,12 +6,13 @@ import difflib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import click
 
 from gemmake import __version__
 from gemmake.check import diff, inspect, render, rules
-from gemmake.errors import GemError
+from gemmake.errors import GemError, OutputError
 from gemrun.format.writer import show
 
 FILE = click.Path(path_type=str)
@@ -98,9 +99,8 @@ def check(
         raise click.UsageError("name an artifact; gemcheck --help lists what else there is")
     refuse_mistaken_word(files[0])
     replay = rules.replay if run else None
-    reports = [rules.check_file(name, replay) for name in files]
-    click.echo(render.as_json(reports) if as_json else render.as_text(reports, verbose))
-    sys.exit(max(report.exit_code for report in reports))
+    as_words = render.as_json if as_json else partial(render.as_text, verbose=verbose)
+    sys.exit(_guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo)))
 
 
 @main.command("inspect")
@@ -121,6 +121,12 @@ def _guarded(debug: bool, body: Callable[[], int]) -> int:
             raise
         click.echo(f"gemcheck: {error}", err=True)
         return error.exit_code
+    except OSError as error:  # a full disk or a closed pipe behind standard output
+        if debug:
+            raise
+        click.echo(f"gemcheck: standard output: {error.strerror}; free some space", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
+        return OutputError.exit_code
 
 
 if __name__ == "__main__":

@@ -389,3 +389,15 @@ def replay(path: str) -> str:
     except GemRunError as error:
         return str(error)
     return ""
+
+
+def report_on(
+    names: Sequence[str],
+    run: Callable[[str], str] | None,
+    as_words: Callable[[Sequence[Report]], str],
+    echo: Callable[[str], None],
+) -> int:
+    """Check files and print what was found; the exit code is that of the worst."""
+    reports = [check_file(name, run) for name in names]
+    echo(as_words(reports))
+    return max(report.exit_code for report in reports)

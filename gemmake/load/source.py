@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmake.errors import CheckpointError
-from gemmake.files import open_regular, read_small
+from gemmake.files import read_small
 from gemmake.model import FloatRows, InputFile
+from gemrun.format.files import open_regular
 
 LIMIT = 2**63 - 1  # no count, size or offset of a file may pass this
 PIECE_VALUES = 4 * 1024 * 1024  # values converted at a time

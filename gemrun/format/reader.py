@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 from gemrun.format import manifest as manifest_
 from gemrun.format import records, sizes, spec, tokens, writer
 from gemrun.format.codes import Code, FormatError
+from gemrun.format.files import open_regular
 from gemrun.format.spec import (
     Conf,
     Header,
@@ -113,7 +114,7 @@ def read_artifact(
 def _map(path: str | bytes | os.PathLike[str]) -> memoryview:
     label = writer.show(os.fsdecode(path))
     try:
-        with open(path, "rb") as stream:  # noqa: PTH123  paths may be bytes
+        with os.fdopen(open_regular(path), "rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

@@ -13,9 +13,12 @@ import pytest
 
 import tiny
 from gemmake.errors import CheckpointError, GemError, TargetError, UsageError
-from gemmake.files import open_regular, read_small
+from gemmake.files import read_small
 from gemmake.hdf import load_hdf
 from gemmake.load import load_checkpoint
+from gemrun.format.codes import Code, FormatError
+from gemrun.format.files import open_regular
+from gemrun.format.reader import read_artifact
 
 SECONDS = 60  # far above what a refusal takes; a hang is the fault that is looked for
 
@@ -30,6 +33,14 @@ def pipe(tmp_path: Path) -> Path:
 def test_a_pipe_is_no_regular_file(pipe: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(pipe)
+
+
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/dev/null", "."])
+def test_an_artifact_that_is_no_regular_file_is_refused(tmp_path: Path, path: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError) as failure:
+        read_artifact(tmp_path / path)
+    assert failure.value.code is Code.OPEN
 
 
 def test_small_files_have_a_limit(tmp_path: Path) -> None:

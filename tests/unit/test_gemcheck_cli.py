@@ -361,3 +361,15 @@ def test_files_whose_names_are_not_utf8(tmp_path: Path) -> None:
     )
     assert done.returncode == 6, done.stderr
     assert json.loads(done.stdout)["code"] == -34
+
+
+@pytest.mark.parametrize(
+    "arguments", [[GOOD], ["inspect", GOOD], ["--diff", GOOD, OTHER], ["--json", GOOD]]
+)
+def test_a_full_disk_behind_standard_output_is_no_success(arguments: list[str | Path]) -> None:
+    command = [sys.executable, "-m", "gemmake.check.cli", *map(str, arguments)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 7
+    assert done.stderr.decode().startswith("gemcheck: standard output: No space left")
+    assert b"Traceback" not in done.stderr
