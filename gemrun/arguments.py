@@ -11,10 +11,13 @@ import difflib
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from gemrun.errors import ArgumentTypeError, CallError
+
+Checked: TypeAlias = dict[str, Any]  # settings as the engine takes them; stop: a list of bytes
 
 E_ARGUMENT = -1  # gemrun_status
 ROLES = ("system", "user", "assistant")
@@ -53,7 +56,10 @@ def wrong_value(name: str, value: object, allowed: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes out
+        text = "a huge number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -75,9 +81,13 @@ def real(name: str, value: object, allowed: str = "a finite number") -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         wrong_type(name, value, allowed)
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number or a fraction beyond all floats
         wrong_value(name, value, allowed)
-    return float(value)
+    if not math.isfinite(number):
+        wrong_value(name, value, allowed)
+    return number
 
 
 def text(name: str, value: object) -> bytes:
@@ -87,6 +97,21 @@ def text(name: str, value: object) -> bytes:
     if "\0" in value:
         raise CallError(E_ARGUMENT, f"{name}: holds a NUL character; remove it")
     return value.encode("utf-8", "surrogatepass")
+
+
+def path(name: str, value: object) -> bytes:
+    """The bytes of a path."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        wrong_type(name, value, "a str or a Path")
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError:
+        raise CallError(
+            E_ARGUMENT, f"{name}: {_shown(value)} is no name of a file; use one"
+        ) from None
+    if b"\0" in encoded:
+        raise CallError(E_ARGUMENT, f"{name}: {_shown(value)} holds a NUL character; remove it")
+    return encoded
 
 
 def ids(name: str, values: object) -> list[int]:
@@ -133,29 +158,42 @@ def config_value(name: str, value: object) -> int:
     """A setting of gemrun_config but the kernel."""
     if name in CONFIG_RANGES:
         return integer(name, value, *CONFIG_RANGES[name])
-    if not isinstance(value, bool) and value not in (0, 1):
+    return switch(name, value)
+
+
+def switch(name: str, value: object) -> int:
+    """True or False, or their numbers."""
+    try:
+        good = bool(value in (0, 1))
+    except (TypeError, ValueError):  # an array, say
+        good = False
+    if not good:
         wrong_type(name, value, "True or False")
     return int(bool(value))
 
 
-def settings(given: Mapping[str, object], allowed: Iterable[str]) -> None:
-    """Refuse settings of a request that are unknown, of a wrong type or out of their range."""
+def settings(given: Mapping[str, object], allowed: Iterable[str]) -> Checked:
+    """The settings of a request; refuses unknown ones, wrong types and values out of range."""
     known("settings", given, allowed)
-    for name, value in given.items():
-        if name in INTEGER_SETTINGS:
-            integer(name, value, *INTEGER_SETTINGS[name])
-        elif name in REAL_SETTINGS:
-            words, good = REAL_SETTINGS[name]
-            if not good(real(name, value, words)):
-                wrong_value(name, value, words)
-        elif name == "ignore_stop_ids":
-            config_value(name, value)
-        elif name == "banned":
-            _at_most("banned", len(ids("banned", value)), MAX_LIST, "ids")
-        elif name == "bias":
-            _bias(value)
-        else:
-            _stop(value)
+    return {name: _setting(name, value) for name, value in given.items()}
+
+
+def _setting(name: str, value: object) -> Any:
+    if name in INTEGER_SETTINGS:
+        return integer(name, value, *INTEGER_SETTINGS[name])
+    if name in REAL_SETTINGS:
+        words, good = REAL_SETTINGS[name]
+        number = real(name, value, words)
+        if not good(number):
+            wrong_value(name, value, words)
+        return number
+    if name == "ignore_stop_ids":
+        return switch(name, value)
+    if name == "banned":
+        banned = ids("banned", value)
+        _at_most("banned", len(banned), MAX_LIST, "ids")
+        return banned
+    return _bias(value) if name == "bias" else _stop(value)
 
 
 def _at_most(name: str, count: int, most: int, what: str) -> None:
@@ -163,20 +201,22 @@ def _at_most(name: str, count: int, most: int, what: str) -> None:
         raise CallError(E_ARGUMENT, f"{name}: {count} {what} are too many; use 0 to {most}")
 
 
-def _bias(value: object) -> None:
+def _bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         wrong_type("bias", value, "a mapping of token ids to numbers")
-    ids("bias", value)
     _at_most("bias", len(value), MAX_LIST, "ids")
-    for token, push in value.items():
-        real(f"bias[{token}]", push)
+    items = list(value.items())
+    pushes = [real(f"bias[{_shown(token)}]", push) for token, push in items]
+    return dict(zip(ids("bias", [token for token, _ in items]), pushes, strict=True))
 
 
-def _stop(value: object) -> None:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        wrong_type("stop", value, 'a list of texts, as ["END"]')
-    texts = [text("stop", item) for item in value]
+def _stop(value: object) -> list[bytes]:
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        wrong_type("stop", value, 'a text, or a list of texts, as ["END"]')
+    # A str is one text: its letters are never meant.
+    texts = [text("stop", item) for item in ([value] if isinstance(value, str) else value)]
     _at_most("stop", len(texts), MAX_STOPS, "texts")
     for item in texts:
         if not 1 <= len(item) <= MAX_STOP_BYTES:
             wrong_value("stop", item.decode(errors="replace"), f"1 to {MAX_STOP_BYTES} bytes")
+    return texts

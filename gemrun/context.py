@@ -7,6 +7,7 @@ more than cffi; logits come as `array('f')`, which numpy reads without a copy.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -59,11 +60,11 @@ class Settings(TypedDict, total=False):
     min_p: float
     repetition_penalty: float  # 1: off
     seed: int
-    stop: Sequence[str]  # up to 8 texts of 1..128 bytes
-    banned: Sequence[int]  # token ids
+    stop: str | Iterable[str]  # one text, or up to 8, of 1..128 bytes
+    banned: Iterable[int]  # token ids
     bias: Mapping[int, float]  # token id -> what is added to its logit
     ignore_stop_ids: bool
-    deadline_ms: float
+    deadline_ms: float  # 0: none
 
 
 @dataclass(frozen=True)
@@ -181,12 +182,14 @@ class _Handle:
                 lib.GEMRUN_E_BUSY, "context: closed from its own callback; return first"
             )
         self.closing = True
-        while self.pointer is not None and not self.calls.acquire(timeout=0.05):
+        while not self.calls.acquire(timeout=0.05):
             self.cancel()  # again: a call may just have begun
-        with self.state:
-            pointer, self.pointer = self.pointer, None
-        if pointer is not None:
-            lib.gemrun_destroy(pointer)
+        try:  # whoever waits for `calls` must get it: a call, or a second close
+            with self.state:
+                pointer, self.pointer = self.pointer, None
+            if pointer is not None:
+                lib.gemrun_destroy(pointer)
+        finally:
             self.calls.release()
 
 
@@ -255,8 +258,7 @@ class GemRunContext:
     """
 
     def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            arguments.wrong_type("path", path, "a str or a Path")
+        c_path = arguments.path("path", path)
         arguments.known("GemRunContext", config, Config.__annotations__)
         settings = ffi.new("gemrun_config *", lib.gemrun_config_default())
         kernel = config.pop("kernel", None)
@@ -265,7 +267,7 @@ class GemRunContext:
         for key, value in config.items():
             setattr(settings, key, arguments.config_value(key, value))
         out = ffi.new("gemrun_context_t **")
-        _check(lib.gemrun_open(out, os.fsencode(path), settings))
+        _check(lib.gemrun_open(out, c_path, settings))
         self._handle = _Handle(out[0])
         self._finalizer = weakref.finalize(self, self._handle.close)
         self.info = _info(out[0])
@@ -289,13 +291,13 @@ class GemRunContext:
     # ---- text in, text out ----
     def infer(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Tokens:
         """Continue a raw prompt, from an empty cache."""
-        _check_run(prompt, None, max_tokens, settings)
-        return self._generate(prompt, None, max_tokens, settings)
+        checked = _check_run(prompt, None, max_tokens, settings)
+        return self._generate(prompt, None, max_tokens, checked)
 
     def stream(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Stream:
         """The same, piece by piece. Closing the stream ends the run."""
-        _check_run(prompt, None, max_tokens, settings)
-        return Stream(self, prompt, None, max_tokens, settings)
+        checked = _check_run(prompt, None, max_tokens, settings)
+        return Stream(self, prompt, None, max_tokens, checked)
 
     @overload
     def chat(
@@ -325,17 +327,17 @@ class GemRunContext:
     ) -> Tokens | Stream:
         """Answer a conversation by the artifact's template. Control tokens in it are plain text."""
         arguments.messages(messages)
-        _check_run(None, messages, max_tokens, settings)
+        checked = _check_run(None, messages, max_tokens, settings)
         if stream:
-            return Stream(self, None, messages, max_tokens, settings)
-        return self._generate(None, messages, max_tokens, settings)
+            return Stream(self, None, messages, max_tokens, checked)
+        return self._generate(None, messages, max_tokens, checked)
 
     def _generate(
         self,
         prompt: str | None,
         messages: Sequence[Message] | None,
         max_tokens: int,
-        settings: Settings,
+        settings: arguments.Checked,
         run: _Run | None = None,
     ) -> Tokens:
         run = run or _Run(self._handle)
@@ -370,18 +372,18 @@ class GemRunContext:
         data = text.encode("utf-8", "surrogatepass")
         capacity = 3 * len(data) + 16
         ids = ffi.new("int32_t[]", capacity)
+        flags = arguments.switch("bos", bos) | arguments.switch("control", control) << 1
         with _Call(self._handle) as pointer:
-            flags = int(bos) | int(control) << 1
             count = _check(lib.gemrun_tokenize(pointer, data, len(data), flags, ids, capacity))
         return list(ids[0:count])
 
     def detokenize(self, ids: Iterable[int], *, control: bool = False) -> str:
         """Text of ids; broken characters become U+FFFD. `control`: show control tokens."""
-        return self._detokenize(ids, int(control) << 1).decode()
+        return self._detokenize(ids, arguments.switch("control", control) << 1).decode()
 
     def detokenize_bytes(self, ids: Iterable[int], *, control: bool = False) -> bytes:
         """The exact bytes of ids."""
-        return self._detokenize(ids, 1 | int(control) << 1)
+        return self._detokenize(ids, 1 | arguments.switch("control", control) << 1)
 
     def _detokenize(self, ids: Iterable[int], flags: int) -> bytes:
         c_ids = ffi.new("int32_t[]", arguments.ids("ids", ids))
@@ -403,9 +405,9 @@ class GemRunContext:
 
     def sample(self, **settings: Unpack[Settings]) -> int:
         """Pick the next id from the logits of the last prefill or decode."""
-        arguments.settings(settings, Settings.__annotations__)
+        checked = arguments.settings(settings, Settings.__annotations__)
         with _Call(self._handle) as pointer:
-            return _check(lib.gemrun_sample(pointer, _Request(pointer, 1, settings).c))
+            return _check(lib.gemrun_sample(pointer, _Request(pointer, 1, checked).c))
 
     def eval(self, ids: Iterable[int], callback: LogitsCallback) -> int:
         """Append ids; `callback(position, logits)` sees the logits after every one of them. The
@@ -467,10 +469,12 @@ class GemRunContext:
 
     def test_vector(self, prompt: Sequence[int], steps: int) -> tuple[int, list[int]]:
         """Make a test vector, for gemmake: the digest of the logits and the greedy ids."""
+        steps = arguments.integer("steps", steps, 0, self.info.context)
         out, digest = ffi.new("uint32_t[]", steps), ffi.new("uint64_t *")
+        c_prompt = ffi.new("uint32_t[]", arguments.ids("prompt", prompt))
         with _Call(self._handle) as pointer:
-            c_prompt = ffi.new("uint32_t[]", list(prompt))
-            _check(lib.gemrun_internal_digest(pointer, c_prompt, len(prompt), out, steps, digest))
+            count = len(c_prompt)
+            _check(lib.gemrun_internal_digest(pointer, c_prompt, count, out, steps, digest))
         return int(digest[0]), list(out)
 
 
@@ -487,15 +491,15 @@ class Stream(Iterator[str]):
         prompt: str | None,
         messages: Sequence[Message] | None,
         max_tokens: int,
-        settings: Settings,
+        settings: arguments.Checked,
     ) -> None:
         self.tokens: Tokens | None = None
         self._ended = False
         self._items: _Items = queue.SimpleQueue()
         self._run = _Run(context._handle, self._items.put)
         # The worker knows the run, not the stream: dropping the stream must end it.
-        arguments = (context, prompt, messages, max_tokens, settings, self._run, self._items)
-        self._worker = threading.Thread(target=_work, args=arguments, daemon=True)
+        given = (context, prompt, messages, max_tokens, settings, self._run, self._items)
+        self._worker = threading.Thread(target=_work, args=given, daemon=True)
         self._worker.start()
         self._finalizer = weakref.finalize(self, self._run.stop)
 
@@ -534,7 +538,7 @@ def _work(
     prompt: str | None,
     messages: Sequence[Message] | None,
     max_tokens: int,
-    settings: Settings,
+    settings: arguments.Checked,
     run: _Run,
     items: _Items,
 ) -> None:
@@ -576,7 +580,7 @@ class _Call:
 class _Request:
     """A gemrun_request and the memory that it points to, as long as this lives."""
 
-    def __init__(self, pointer: Any, max_tokens: int, settings: Settings) -> None:
+    def __init__(self, pointer: Any, max_tokens: int, settings: arguments.Checked) -> None:
         self._keep: list[Any] = []
         self.c = c = ffi.new("gemrun_request *", lib.gemrun_request_default(pointer))
         c.max_tokens = max_tokens
@@ -585,13 +589,13 @@ class _Request:
                 setattr(c, name, settings[name])
         if "seed" in settings:
             c.seed_set, c.seed = 1, settings["seed"]
-        c.ignore_stop_ids = int(settings.get("ignore_stop_ids", False))
-        c.deadline_ns = int(settings.get("deadline_ms", 0) * 1e6)
+        c.ignore_stop_ids = settings.get("ignore_stop_ids", 0)
+        c.deadline_ns = math.ceil(settings.get("deadline_ms", 0) * 1e6)  # 0 would be none
         c.banned, c.banned_count = self._array("uint32_t[]", settings.get("banned", ()))
         bias = settings.get("bias", {})
         c.bias_ids, c.bias_count = self._array("uint32_t[]", bias.keys())
         c.bias_values, _ = self._array("float[]", bias.values())
-        stops = [ffi.new("char[]", arguments.text("stop", t)) for t in settings.get("stop", ())]
+        stops = [ffi.new("char[]", text) for text in settings.get("stop", ())]
         self._keep += stops
         c.stop_strings, c.stop_string_count = self._array("char *[]", stops)
 
@@ -613,14 +617,15 @@ def _check_run(
     messages: Sequence[Message] | None,
     max_tokens: int,
     settings: Settings,
-) -> None:
-    """Refuse wrong arguments of a run where it was asked for, a stream's too."""
+) -> arguments.Checked:
+    """Refuse wrong arguments of a run where it was asked for, a stream's too. Gives the settings
+    as they were found, whatever becomes of the caller's."""
     if messages is None:
         arguments.text("prompt", prompt)
     else:
         arguments.messages(messages)
     arguments.integer("max_tokens", max_tokens, 1, arguments.INT32_MAX)
-    arguments.settings(settings, Settings.__annotations__)
+    return arguments.settings(settings, Settings.__annotations__)
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Any, list[Any]]:

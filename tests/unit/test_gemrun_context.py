@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gemrun import GemRunContext, Tokens
@@ -227,6 +228,7 @@ def long_total(file: Path) -> int:
         return ctx.stats().ram_total
 
 
+NAN = float("nan")
 RUN_MESSAGES = [{"role": "user", "content": "hi"}]
 WRONG_TYPES: list[tuple[str, Callable[[Any], object]]] = [
     ("prompt: 5 is of type int; use a str", lambda c: c.infer(5)),
@@ -243,7 +245,13 @@ WRONG_TYPES: list[tuple[str, Callable[[Any], object]]] = [
     ("temperature: 'hot' is of type str; use 0 to 100", lambda c: c.infer("x", temperature="hot")),
     ("top_k: 1.5 is of type float; use 0 to", lambda c: c.sample(top_k=1.5)),
     ("seed: None is of type NoneType; use 0 to", lambda c: c.infer("x", seed=None)),
-    ("stop: 'END' is of type str; use a list of texts", lambda c: c.infer("x", stop="END")),
+    ("stop: b'END' is of type bytes; use a text, or a list", lambda c: c.infer("x", stop=b"END")),
+    ("bos: nan is of type float; use True or False", lambda c: c.tokenize("x", bos=NAN)),
+    ("control: 'no' is of type str; use True", lambda c: c.detokenize([1], control="no")),
+    (
+        "ignore_stop_ids: array([1, 2]) is of type ndarray; use True",
+        lambda c: c.infer("x", ignore_stop_ids=np.array([1, 2])),
+    ),
     ("stop: 5 is of type int; use a str", lambda c: c.infer("x", stop=[5])),
     ("banned: 5 is of type int; use a sequence", lambda c: c.infer("x", banned=5)),
     ("bias: [1] is of type list; use a mapping", lambda c: c.infer("x", bias=[1])),
@@ -287,6 +295,16 @@ WRONG_VALUES: list[tuple[str, Callable[[Any], object]]] = [
     ("banned: 4097 ids are too many; use 0 to 4096", lambda c: c.infer("x", banned=[1] * 4097)),
     ("banned: 200 is out of range; use 0 to 199", lambda c: c.infer("x", banned=[200])),
     ("bias_ids: 200 is out of range; use 0 to 199", lambda c: c.infer("x", bias={200: 1.0})),
+    ("temperature: 1000000", lambda c: c.infer("x", temperature=10**400)),
+    ("top_p: a huge number is out of range", lambda c: c.infer("x", top_p=10**5000)),
+    ("top_k: a huge number is out of range", lambda c: c.infer("x", top_k=10**5000)),
+    ("deadline_ms: inf is out of range", lambda c: c.infer("x", deadline_ms=float("inf"))),
+    ("bias[1]: nan is out of range; use a finite", lambda c: c.infer("x", bias={1: NAN})),
+    ("bias_values: number 0 is not usable; use finite", lambda c: c.infer("x", bias={1: 1e300})),
+    ("bias: -1 is out of range; use 0 to", lambda c: c.infer("x", bias={-1: 1.0})),
+    ("ids: 18446744073709551616 is out of range", lambda c: c.prefill([2**64])),
+    ("steps: -1 is out of range; use 0 to 512", lambda c: c.test_vector([1], -1)),
+    ("stop: holds a NUL character; remove it", lambda c: c.infer("x", stop="a\0b")),
     ("token: -1 is out of range; use 0 to", lambda c: c.decode(-1)),
     ("token id: 200 is out of range; use 0 to 199", lambda c: c.prefill([200])),
 ]
@@ -312,6 +330,7 @@ def test_wrong_values(ctx: GemRunContext, sentence: str, call: Callable[[Any], o
     ("config", "sentence"),
     [
         ({"threads": 0}, "threads: 0 is out of range; use 1 to 8"),
+        ({"threads": -1}, "threads: -1 is out of range; use 1 to 8"),
         ({"threads": 9}, "threads: 9 is out of range; use 1 to 8"),
         ({"threads": "2"}, "threads: '2' is of type str; use 1 to 8"),
         ({"kv_cache_size": 0}, "kv_cache_size: 0 is out of range; use 1 to"),
@@ -334,6 +353,31 @@ def test_wrong_configs(path: Path, config: dict[str, Any], sentence: str) -> Non
 def test_a_wrong_path() -> None:
     with pytest.raises(TypeError, match="path: 5 is of type int; use a str or a Path"):
         GemRunContext(5)  # type: ignore[arg-type]
+    for name in ("made\0.gembin", Path("made\0.gembin")):
+        with pytest.raises(CallError, match="holds a NUL character; remove it"):
+            GemRunContext(name)
+    with pytest.raises(CallError, match="is no name of a file; use one"):
+        GemRunContext("\ud800")
+
+
+def test_a_short_deadline_is_one(ctx: GemRunContext) -> None:
+    tokens = ctx.infer("hello", 400, deadline_ms=1e-7, ignore_stop_ids=True)
+    assert tokens.finish_reason == "deadline"
+    assert ctx.infer("hello", 4, deadline_ms=0, ignore_stop_ids=True).finish_reason == "max_tokens"
+
+
+def test_a_text_is_one_stop(ctx: GemRunContext) -> None:
+    bias = {ord("a"): 1e6}
+    assert ctx.infer("x", 6, bias=bias, stop="aab").finish_reason == "max_tokens"
+    assert ctx.infer("x", 6, bias=bias, stop="aa").finish_reason == "stop_string"
+
+
+def test_settings_are_read_once(ctx: GemRunContext) -> None:
+    usual = ctx.infer("x", 1, temperature=0, ignore_stop_ids=True)
+    other = ctx.infer("x", 1, temperature=0, ignore_stop_ids=True, banned=iter(usual))
+    assert usual[0] != other[0]
+    stopped = ctx.infer("x", 6, bias={ord("a"): 1e6}, stop=iter(["aa"]))
+    assert stopped.finish_reason == "stop_string"
 
 
 INTERRUPT = """
@@ -462,6 +506,33 @@ def test_close_in_the_middle_of_other_threads(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert [type(e) for e in ended] == [ClosedError] * 4
+
+
+CLOSERS = """
+import sys, threading
+from gemrun import GemRunContext
+from gemrun.errors import ClosedError
+def ask(c):
+    try:
+        while True:
+            c.infer("hello", 50, temperature=0, ignore_stop_ids=True)
+    except ClosedError:
+        pass
+for _ in range(30):
+    c = GemRunContext(sys.argv[1], threads=1, ignore_memory=True)
+    threads = [threading.Thread(target=ask, args=(c,)) for _ in range(4)]
+    threads += [threading.Thread(target=c.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    c.close()
+"""
+
+
+def test_many_may_close_at_once(path: Path) -> None:
+    # In a process of its own: threads that wait for ever would keep this one from ending.
+    subprocess.run([sys.executable, "-c", CLOSERS, str(path)], timeout=60, check=True)
 
 
 def test_a_forked_child_is_refused(ctx: GemRunContext) -> None:
