@@ -10,7 +10,9 @@
  * it, or gemrun_destroy. Threads: one call at a time per context (a second gets GEMRUN_E_BUSY);
  * gemrun_cancel may be called from any thread or signal handler. All memory is taken in open;
  * nothing is allocated and no file is touched afterwards. The library has no global state; the
- * text of gemrun_last_error() belongs to the calling thread. */
+ * text of gemrun_last_error() belongs to the calling thread. A context does not survive fork: the
+ * child may neither use nor destroy it. The file stays mapped: replace it by rename, never change
+ * it in place. */
 #ifndef GEMRUN_H
 #define GEMRUN_H
 #include <stddef.h>
@@ -19,7 +21,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
 #define GEMRUN_VERSION "0.1.0"
 #define GEMRUN_ABI_VERSION 1
 
@@ -242,7 +243,6 @@ GEMRUN_API uint32_t gemrun_regions(const gemrun_context_t *ctx, gemrun_region *o
 GEMRUN_API const char *gemrun_status_text(gemrun_status status); /* one sentence */
 GEMRUN_API const char *gemrun_last_error(void);                  /* of this thread, never NULL */
 GEMRUN_API const char *gemrun_version(void);
-
 #ifdef __cplusplus
 }
 #endif

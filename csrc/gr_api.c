@@ -1,15 +1,16 @@
 /* gr_api.c: open, close and the facts of a context.
  *
  * The order of open: map the file, check it, compare memory and machine with what it asks for, map
- * what it declares, start the threads. Whatever fails, everything taken so far is given back. All
- * memory is taken here; a call takes none. */
+ * what it declares, read the weights in, start the threads. Whatever fails, everything taken so far
+ * is given back. All memory is taken here; a call takes none. */
 #include <string.h>
 
 #include "gr_check.h"
 #include "gr_ctx.h"
 #include "gr_text.h"
 
-enum { TABLES_AT = GR_ENGINE_FIXED - GR_TABLES_FIXED, PAGE = 4096 };
+enum { TABLES_AT = GR_ENGINE_FIXED - GR_TABLES_FIXED, PAGE = 4096,
+       STRUCT_MAX = 4096 };
 
 /* ---- errors, entry and exit ---- */
 
@@ -26,6 +27,28 @@ gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found)
     gr_error e;
     gr_fail(&e, GEMRUN_E_ARGUMENT, field, wanted, found);
     return gr_report(&e, "gemrun");
+}
+
+gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_error *e)
+{
+    const uint8_t *bytes = given;
+    uint32_t size = 0, tail = 0;
+    if (!given) {
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
+    }
+    memcpy(&size, given, sizeof size);
+    if (size == 0 || size > STRUCT_MAX || size % sizeof(void *) != 0) { /* no field is cut */
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
+    }
+    for (uint32_t i = known; i < size; i++) {
+        tail |= bytes[i];
+    }
+    if (tail != 0) { /* settings that we do not know */
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
+    }
+    memset(out, 0, known);
+    memcpy(out, given, size < known ? size : known);
+    return GEMRUN_OK;
 }
 
 gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
@@ -63,14 +86,19 @@ gemrun_config gemrun_config_default(void)
     return (gemrun_config){.size = sizeof(gemrun_config)};
 }
 
-static gemrun_status check_config(const gemrun_config *q, gr_error *e)
+/* NULL: the default. */
+static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, gr_error *e)
 {
     uint32_t reserved = 0;
+    if (!given) {
+        *q = gemrun_config_default();
+        return GEMRUN_OK;
+    }
+    if (gr_take_struct(q, sizeof *q, given, e) != GEMRUN_OK) {
+        return GEMRUN_E_ARGUMENT;
+    }
     for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++) {
         reserved |= q->reserved[i];
-    }
-    if (q->size != sizeof *q) {
-        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, sizeof *q, q->size);
     }
     if (reserved != 0) {
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, reserved);
@@ -187,6 +215,7 @@ static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
     for (uint32_t i = 0; i < e->v.plan_count; i++) {
         e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
     }
+    gr_port_prefault(&ctx->image);
     if (q->lock_memory) {
         ctx->locked = gr_port_lock(&ctx->image) + gr_port_lock(&ctx->engine) +
                       gr_port_lock(&ctx->arena) + gr_port_lock(&ctx->kv);
@@ -279,14 +308,14 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
 gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
                           const gemrun_config *config)
 {
-    gemrun_config q = config ? *config : gemrun_config_default();
+    gemrun_config q;
     gr_map image = {0};
     gr_error e;
     if (!out_ctx || !path) {
         return gr_refuse(GR_F_NONE, 0, 0);
     }
     *out_ctx = NULL;
-    gemrun_status st = check_config(&q, &e);
+    gemrun_status st = take_config(&q, config, &e);
     st = st == GEMRUN_OK ? gr_port_map_file(&image, path, &e) : st;
     st = st == GEMRUN_OK ? open_image(out_ctx, image, true, (gr_map){0}, &q, &e) : st;
     if (st != GEMRUN_OK) {
@@ -299,7 +328,7 @@ gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
 gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, size_t image_size,
                               void *memory, size_t memory_size, const gemrun_config *config)
 {
-    gemrun_config q = config ? *config : gemrun_config_default();
+    gemrun_config q;
     gr_error e;
     if (!out_ctx || !image) {
         return gr_refuse(GR_F_NONE, 0, 0);
@@ -312,7 +341,7 @@ gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, siz
         const void *given;
         uint8_t *address;
     } bytes = {image};
-    gemrun_status st = check_config(&q, &e);
+    gemrun_status st = take_config(&q, config, &e);
     if (st == GEMRUN_OK) {
         st = open_image(out_ctx, (gr_map){bytes.address, image_size}, false,
                         (gr_map){memory, memory ? memory_size : 0}, &q, &e);

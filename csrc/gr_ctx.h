@@ -34,5 +34,9 @@ int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result);
 gemrun_status gr_report(const gr_error *e, const char *object);
 /* The same for an argument; GR_F_NONE: a null pointer. */
 gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found);
+/* Copy a caller's struct, which begins with its own size, into ours of `known` bytes: a shorter
+ * one, of an older header, is filled up with zeros, a longer one must be zero behind ours. Nothing
+ * is read beyond the size it states. */
+gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_error *e);
 
 #endif

@@ -12,8 +12,9 @@ typedef struct gr_map {
     uint64_t bytes;
 } gr_map;
 
-/* A file, read-only, every page read once. An empty file gives no address and no failure. */
+/* A file, read-only; what is looked at is read. An empty file gives no address and no failure. */
 gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e);
+void gr_port_prefault(const gr_map *m); /* every page read once; nothing to do without an address */
 /* Zeroed memory, every page touched. */
 gemrun_status gr_port_map(gr_map *out, uint64_t bytes, gr_error *e);
 void gr_port_unmap(gr_map *m);

@@ -30,6 +30,8 @@
 #define SYS_futex SYS_futex_time64 /* 32-bit systems younger than the year 2038 problem */
 #endif
 
+enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ, which older headers lack; Linux 5.14 */
+
 /* ---- memory ---- */
 
 static gemrun_status fail_errno(gr_error *e, gemrun_status code, uint64_t wanted)
@@ -54,7 +56,7 @@ gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
         status = fail_errno(e, GEMRUN_E_OPEN, 0);
     } else if (st.st_size > 0) {
         out->bytes = (uint64_t)st.st_size;
-        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
             status = fail_errno(e, GEMRUN_E_MAP, out->bytes);
             *out = (gr_map){0};
@@ -63,11 +65,19 @@ gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
         }
     }
     close(fd);
-    volatile uint8_t sink = 0; /* populating may stop half way without a word */
-    for (uint64_t i = 0; i < out->bytes; i += 4096) {
-        sink = (uint8_t)(sink ^ out->address[i]);
-    }
     return status;
+}
+
+void gr_port_prefault(const gr_map *m)
+{
+    volatile uint8_t sink = 0;
+    if (!m->address) {
+        return;
+    }
+    madvise(m->address, (size_t)m->bytes, POPULATE_READ);
+    for (uint64_t i = 0; i < m->bytes; i += 4096) { /* it may stop half way, or be unknown */
+        sink = (uint8_t)(sink ^ m->address[i]);
+    }
 }
 
 static gemrun_status map_guarded(gr_map *out, uint64_t bytes, uint64_t guard, gr_error *e)

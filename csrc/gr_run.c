@@ -116,11 +116,16 @@ static gemrun_status check_lists(gr_engine *e, const gemrun_request *q)
     return GEMRUN_OK;
 }
 
-static gemrun_status check_request(gr_engine *e, const gemrun_request *q)
+/* Takes the request as it is now into `q`, which lives as long as the call. */
+static gemrun_status check_request(gr_engine *e, const gemrun_request *from, gemrun_request *q)
 {
-    if (!q || q->size != sizeof *q) {
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, q ? GR_F_SIZE : GR_F_NONE, sizeof *q,
-                       q ? q->size : 0);
+    if (gr_take_struct(q, sizeof *q, from, &e->err) != GEMRUN_OK) {
+        return GEMRUN_E_ARGUMENT;
+    }
+    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++) {
+        if (q->reserved[i] != 0) {
+            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, q->reserved[i]);
+        }
     }
     if (q->max_tokens < 1 || q->max_tokens > INT32_MAX) {
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_MAX_TOKENS, INT32_MAX, q->max_tokens);
@@ -299,10 +304,10 @@ static void take_token(generation *r, uint32_t id)
     hand_out(r, (int32_t)id, r->finish == GEMRUN_FINISH_NONE ? find_hold(r) : stop);
 }
 
-/* What was held back was no stop string. */
+/* What was held back was no stop string. Who asked for no more text gets none. */
 static void end_text(generation *r)
 {
-    if (r->finish == GEMRUN_FINISH_STOP_STRING) {
+    if (r->finish == GEMRUN_FINISH_STOP_STRING || r->finish == GEMRUN_FINISH_CALLBACK) {
         return;
     }
     r->held += (uint32_t)gr_utf8_flush(&r->utf8, (uint8_t *)r->text + r->held);
@@ -463,7 +468,8 @@ static int64_t encode_text(gr_engine *e, const char *text, size_t size, uint32_t
     return made + bos;
 }
 
-/* A prompt of `count` ids must fit; its length is the first number of the message. */
+/* A prompt of `count` ids must fit; its length is the first number of the message. Its ids come
+ * from tables that were checked at open, but of a file that somebody may have changed since. */
 static gemrun_status check_prompt(gr_engine *e, int64_t count)
 {
     if (count < 0) {
@@ -472,6 +478,11 @@ static gemrun_status check_prompt(gr_engine *e, int64_t count)
     if (count == 0 || count > e->context) {
         return no_room(e, GEMRUN_E_PROMPT, (uint64_t)count);
     }
+    for (int64_t i = 0; i < count; i++) {
+        if (!is_row(e, prompt_of(e)[i])) {
+            return GEMRUN_E_TOKEN;
+        }
+    }
     return GEMRUN_OK;
 }
 
@@ -479,13 +490,14 @@ int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_
                         int32_t *tokens)
 {
     gr_call c;
+    gemrun_request q;
     gemrun_status st = gr_enter(ctx, &c);
     if (st != GEMRUN_OK) {
         return st;
     }
     uint64_t start = gr_port_now();
     atomic_store(&ctx->cancel, 0);
-    st = prompt ? check_request(&ctx->e, request)
+    st = prompt ? check_request(&ctx->e, request, &q)
                 : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     int64_t n = 0;
     if (st == GEMRUN_OK) {
@@ -494,7 +506,7 @@ int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_
         st = check_prompt(&ctx->e, n);
     }
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st
-                                             : generate(ctx, (uint32_t)n, request, tokens, start));
+                                             : generate(ctx, (uint32_t)n, &q, tokens, start));
 }
 
 int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens,
@@ -550,6 +562,7 @@ int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_
                     const gemrun_request *request, int32_t *tokens)
 {
     gr_call c;
+    gemrun_request q;
     gemrun_status st = gr_enter(ctx, &c);
     if (st != GEMRUN_OK) {
         return st;
@@ -557,7 +570,7 @@ int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_
     gr_engine *e = &ctx->e;
     uint64_t start = gr_port_now();
     atomic_store(&ctx->cancel, 0);
-    st = messages && count > 0 ? check_request(e, request)
+    st = messages && count > 0 ? check_request(e, request, &q)
                                : gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     if (st == GEMRUN_OK && !e->v.has_chat) {
         st = gr_fail(&e->err, GEMRUN_E_NO_CHAT, 0, 1, 0);
@@ -568,7 +581,7 @@ int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_
         st = check_prompt(e, n);
     }
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st
-                                             : generate(ctx, (uint32_t)n, request, tokens, start));
+                                             : generate(ctx, (uint32_t)n, &q, tokens, start));
 }
 
 void gemrun_cancel(gemrun_context_t *ctx)
@@ -676,16 +689,17 @@ int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id)
 int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request)
 {
     gr_call c;
+    gemrun_request q;
     gemrun_status st = gr_enter(ctx, &c);
     if (st != GEMRUN_OK) {
         return st;
     }
     uint32_t id = 0;
-    st = check_request(&ctx->e, request);
+    st = check_request(&ctx->e, request, &q);
     if (st == GEMRUN_OK && !ctx->e.logits_valid) {
         st = gr_fail(&ctx->e.err, GEMRUN_E_STATE, 0, 0, 0);
     }
-    st = st == GEMRUN_OK ? sample(ctx, request, &id) : st;
+    st = st == GEMRUN_OK ? sample(ctx, &q, &id) : st;
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)id);
 }
 

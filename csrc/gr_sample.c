@@ -59,11 +59,16 @@ static gemrun_status penalise(gr_engine *e, float *logits, uint32_t rows, float 
     uint32_t *seen = (uint32_t *)(void *)e->buf[GB_BUF_SEEN];
     memset(seen, 0, (rows + 31) / 32 * sizeof *seen);
     for (uint32_t i = 0; i < e->pos; i++) {
+        if (ids[i] >= rows) {
+            continue; /* never written by a call; a second lock */
+        }
         float *l = logits + ids[i];
         if (!seen_before(seen, ids[i]) && is_finite(*l)) {
             *l = *l > 0 ? *l / penalty : *l * penalty;
-            if (!is_finite(*l)) {
-                return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, ids[i]);
+            if (!is_finite(*l)) { /* the logit was: it is the setting's fault */
+                uint32_t bits;
+                memcpy(&bits, &penalty, sizeof bits);
+                return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_PENALTY, 0, bits);
             }
         }
     }
@@ -86,7 +91,7 @@ static gemrun_status adjust(gr_engine *e, const gemrun_request *q, float *logits
     for (uint32_t i = 0; i < q->bias_count; i++) { /* a sum may have left the range */
         float l = logits[q->bias_ids[i]];
         if (!is_finite(l) && l > 0) {
-            return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, q->bias_ids[i]);
+            return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_BIAS_VALUE, 0, i);
         }
     }
     return q->repetition_penalty == 1.0f ? GEMRUN_OK

@@ -35,12 +35,13 @@ static const struct {
     [GR_F_TEMPERATURE] = {REAL, "temperature", "0 to 100"},
     [GR_F_TOP_P] = {REAL, "top_p", "more than 0, up to 1"},
     [GR_F_MIN_P] = {REAL, "min_p", "0 to less than 1"},
-    [GR_F_PENALTY] = {REAL, "repetition_penalty", "more than 0, up to 100"},
+    [GR_F_PENALTY] = {REAL, "repetition_penalty",
+                      "more than 0, up to 100, and none that makes logits infinite"},
     [GR_F_BANNED_COUNT] = {NUMBER, "banned_count", "0 to #"},
     [GR_F_BIAS_COUNT] = {NUMBER, "bias_count", "0 to #"},
     [GR_F_STOP_COUNT] = {NUMBER, "stop_string_count", "0 to #"},
     [GR_F_STOP] = {INDEX, "stop_strings", "UTF-8 of 1 to # bytes"},
-    [GR_F_BIAS_VALUE] = {INDEX, "bias_values", "finite numbers"},
+    [GR_F_BIAS_VALUE] = {INDEX, "bias_values", "finite numbers whose sum with a logit is finite"},
     [GR_F_BANNED] = {NUMBER, "banned", "0 to #"},
     [GR_F_BIAS_ID] = {NUMBER, "bias_ids", "0 to #"},
     [GR_F_TOKEN] = {NUMBER, "token id", "0 to #"},
@@ -169,6 +170,10 @@ static void put_real(writer *w, uint32_t bits)
         return;
     }
     uint64_t thousandths = (uint64_t)((f < 0 ? -(double)f : (double)f) * 1000 + 0.5);
+    if (thousandths == 0 && f != 0) {
+        put_text(w, f < 0 ? "a tiny negative number" : "a tiny number");
+        return;
+    }
     put_text(w, f < 0 ? "-" : "");
     put_number(w, thousandths / 1000, 10);
     for (uint32_t rest = (uint32_t)(thousandths % 1000), scale = 100; rest > 0; scale /= 10) {

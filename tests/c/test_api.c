@@ -83,9 +83,9 @@ static const char *field_text(gemrun_status code, uint32_t field, uint64_t wante
 /* Every argument has a name and a range, and values of every kind are shown. */
 static void test_field_texts(void)
 {
-    const float reals[] = {-1.0f, 0.125f, 1e30f, -1e30f, 1.05f, 200.0f};
+    const float reals[] = {-1.0f, 0.125f, 1e30f, -1e30f, 1.05f, 200.0f, 1e-30f, 0};
     const char *const shown[] = {"-1", "0.125", "a huge number", "a huge negative number", "1.05",
-                                 "200"};
+                                 "200", "a tiny number", "0"};
     for (uint32_t i = GR_F_NONE + 1; i < GR_F_COUNT; i++) {
         const char *text = field_text(GEMRUN_E_ARGUMENT, i, 7, 9);
         CHECK(strncmp(text, "x: ", 3) == 0 && strstr(text, "; use ") && !strchr(text, '#'));
@@ -154,6 +154,45 @@ static void test_arguments(const image *m)
     gemrun_cancel(NULL);
     gemrun_destroy(NULL);
     gemrun_reset_kv_cache(NULL);
+}
+
+/* Structs of older and newer headers; what lies behind the stated size is never read. */
+static void test_struct_sizes(const image *m, gemrun_context_t *running)
+{
+    struct {
+        gemrun_config c;
+        uint64_t tail[2];
+    } longer = {.c = gemrun_config_default()};
+    gemrun_context_t *ctx = NULL;
+    uint32_t *cut = malloc(8); /* 8 bytes: a sanitizer sees a read behind them */
+    CHECK(cut != NULL);
+    cut[0] = 0;
+    cut[1] = CONTEXT + 1;
+    const gemrun_config *little = (const gemrun_config *)(const void *)cut;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, little) == GEMRUN_E_ARGUMENT);
+    CHECK(said("size: 0 is out of range"));
+    cut[0] = 8; /* short, but what it holds counts */
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, little) == GEMRUN_E_CONTEXT);
+    CHECK(gemrun_open(&ctx, "/nowhere", little) == GEMRUN_E_OPEN);
+    gemrun_request none = {.size = 0};
+    int32_t out[4];
+    cut[1] = 0;
+    const gemrun_request *brief = (const gemrun_request *)(const void *)cut;
+    CHECK(gemrun_generate(running, "x", brief, out) == GEMRUN_E_ARGUMENT && said("max_tokens: 0"));
+    CHECK(gemrun_generate(running, "x", &none, out) == GEMRUN_E_ARGUMENT && said("size: 0"));
+    free(cut);
+    longer.c.size = sizeof longer;
+    longer.c.threads = 1;
+    longer.c.ignore_memory = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &longer.c) == GEMRUN_OK);
+    gemrun_destroy(ctx);
+    longer.tail[1] = 1;
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &longer.c) == GEMRUN_E_ARGUMENT);
+    longer.c.size = 1u << 30; /* no struct is that large: not looked at */
+    CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &longer.c) == GEMRUN_E_ARGUMENT);
+    gemrun_request q = gemrun_request_default(running);
+    q.reserved[7] = 1;
+    CHECK(gemrun_generate(running, "x", &q, out) == GEMRUN_E_ARGUMENT && said("reserved: 1"));
 }
 
 static void test_requests(gemrun_context_t *ctx)
@@ -295,6 +334,11 @@ static void test_stop_strings(gemrun_context_t *ctx)
     stops[1] = "aab";
     CHECK(talk(ctx, &q, &h, out) == 6 && strcmp(h.text, "aaaaaa") == 0); /* held, then given */
     CHECK(stats_of(ctx).finish == GEMRUN_FINISH_MAX_TOKENS && h.calls == 7);
+    stops[1] = "aaab"; /* "aaa" is held; who has enough does not get it at the end */
+    h.stop_at = 1;
+    CHECK(talk(ctx, &q, &h, out) == 1 && h.calls == 1 && h.size == 0);
+    CHECK(stats_of(ctx).finish == GEMRUN_FINISH_CALLBACK);
+    h.stop_at = 0;
     const uint32_t stop_id[] = {STOP_ID};
     q.bias_ids = stop_id;
     CHECK(talk(ctx, &q, &h, out) == 0 && stats_of(ctx).finish == GEMRUN_FINISH_STOP_ID);
@@ -393,6 +437,41 @@ static void test_chat(gemrun_context_t *ctx)
     CHECK(gemrun_chat(ctx, m, 4, &q, ids) == GEMRUN_E_ARGUMENT);
     m[1].text = "0123456789012345678901234567890123456789012345678901234567890123456789";
     CHECK(gemrun_chat(ctx, m, 4, &q, ids) == GEMRUN_E_PROMPT && said("85 tokens, room for 64"));
+}
+
+/* Somebody changes the file under a running engine: a refusal, and nothing is read or written
+ * beyond a table. */
+static void test_changed_image(const image *m)
+{
+    gemrun_context_t *ctx = open_image(m, 1);
+    int32_t ids[8];
+    gemrun_request q = gemrun_request_default(ctx);
+    q.max_tokens = 2;
+    q.repetition_penalty = 1.1f;
+    const gemrun_message user = {GEMRUN_USER, "hi"};
+    struct gb_item *items = (struct gb_item *)(void *)((uint8_t *)image_data(m, GB_SEC_TMPL) +
+                                                       sizeof(struct gb_tmpl));
+    CHECK(gemrun_chat(ctx, &user, 1, &q, ids) >= 0);
+    const uint32_t wrong[] = {VOCAB, 0x7fffffff, 0xfffffffe};
+    uint32_t refused = 0;
+    for (uint32_t i = 0; i < 6; i++) {
+        uint32_t kept = items[i].token;
+        for (uint32_t k = 0; k < 3; k++) {
+            items[i].token = wrong[k];
+            int32_t n = gemrun_chat(ctx, &user, 1, &q, ids);
+            CHECK(n >= 0 || (n == GEMRUN_E_TOKEN && said("token id: ")));
+            refused += n < 0;
+        }
+        items[i].token = kept;
+    }
+    CHECK(refused >= 3 && gemrun_chat(ctx, &user, 1, &q, ids) >= 0);
+    gemrun_reset_kv_cache(ctx);
+    const int32_t good[] = {1, 2, 3};
+    CHECK(gemrun_prefill(ctx, good, 3) == 3);
+    gr_engine *e = (gr_engine *)(void *)ctx;
+    ((uint32_t *)(void *)e->buf[GB_BUF_IDS])[1] = 0x40000000; /* the sampler's own lock */
+    CHECK(gemrun_sample(ctx, &q) >= 0);
+    gemrun_destroy(ctx);
 }
 
 /* ---- answers do not depend on how ---- */
@@ -529,7 +608,26 @@ static void test_sampler(const image *m)
             CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_NONFINITE);
         }
     }
-    CHECK(gemrun_prefill(ctx, ids, 3) == 6);
+    /* sums and quotients that leave the range: the settings' fault, not the weights' */
+    gemrun_reset_kv_cache(ctx);
+    CHECK(gemrun_prefill(ctx, ids, 3) == 3);
+    const uint32_t twice[] = {4, 4};
+    const float huge[] = {3e38f, 3e38f};
+    q.bias_ids = twice;
+    q.bias_values = huge;
+    q.bias_count = 2;
+    CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_SAMPLING && said("bias_values: number 0 is not"));
+    q.bias_count = 0;
+    gemrun_reset_kv_cache(ctx);
+    CHECK(gemrun_prefill(ctx, ids, 3) == 3);
+    ((float *)(void *)e->buf[GB_BUF_LOGITS])[2] = 9.0f;
+    q.repetition_penalty = 2e-38f;
+    CHECK(gemrun_sample(ctx, &q) == GEMRUN_E_SAMPLING);
+    CHECK(said("repetition_penalty: a tiny number is out of range") && !said("weights"));
+    CHECK(stats_of(ctx).nonfinite_errors == 6);
+    q.repetition_penalty = 1;
+    gemrun_reset_kv_cache(ctx);
+    CHECK(gemrun_prefill(ctx, ids, 3) == 3);
     float *logits = (float *)(void *)e->buf[GB_BUF_LOGITS];
     for (int i = 0; i < VOCAB; i++) {
         logits[i] = i == 20 || i == 30 ? 2.0f : 1.0f;
@@ -690,6 +788,7 @@ int main(void)
     test_groups();
     test_arguments(&m);
     gemrun_context_t *ctx = open_image(&m, 3);
+    test_struct_sizes(&m, ctx);
     test_requests(ctx);
     test_generation(ctx);
     test_stop_strings(ctx);
@@ -700,6 +799,7 @@ int main(void)
     test_digests(&m);
     test_own_memory(&m);
     test_totals(&m);
+    test_changed_image(&m);
     test_nonfinite(&m);
     test_sampler(&m);
     free(m.bytes);
