@@ -396,19 +396,28 @@ static bool append(text *t, const char *bytes, size_t size)
 
 typedef struct answer { /* what a run makes */
     const options *o;
+    gemrun_context_t *ctx;
     text text;
+    int32_t status; /* a count, or why there is no answer */
+    bool lost;      /* no memory was left for the text */
 } answer;
+
+static volatile sig_atomic_t caught; /* a signal came during this answer */
 
 static int on_text(void *user, int32_t token, const char *bytes, size_t size)
 {
     answer *a = user;
-    bool kept = append(&a->text, bytes, size), good = true;
+    bool good = true;
+    if (caught) { /* it may have come before the run began, which forgets it */
+        gemrun_cancel(a->ctx);
+    }
+    a->lost = !append(&a->text, bytes, size);
     if (a->o->tokens && !a->o->json && token >= 0) {
         good = printf("%d ", token) > 0;
     } else if (!a->o->tokens && !a->o->json) {
         good = fwrite(bytes, 1, size, stdout) == size;
     }
-    return !kept || !good || fflush(stdout) != 0;
+    return a->lost || !good || fflush(stdout) != 0;
 }
 
 static void print_string(const char *s, size_t size)
@@ -493,6 +502,7 @@ static gemrun_context_t *volatile interruptible; /* for the signal handler */
 static void on_signal(int signal)
 {
     (void)signal;
+    caught = 1;
     gemrun_cancel(interruptible);
 }
 
@@ -552,37 +562,58 @@ static void print_tally(gemrun_context_t *ctx, const tally *t)
     }
 }
 
-/* One answer; messages NULL: the raw prompt. The text stays in `a` for the caller to free. With
- * `t` it is a turn, and the figures come at the end. */
-static int32_t answer_once(gemrun_context_t *ctx, const options *o, const char *prompt,
-                           const gemrun_message *messages, size_t count, answer *a, tally *t)
+static int no_memory(const char *object)
 {
-    gemrun_request q = request_of(ctx, o, a);
+    fprintf(stderr, "gemrun: %s: no memory left for it; free some, or start a new one\n", object);
+    return EXIT_MEMORY;
+}
+
+static void print_answer(const answer *a, const int32_t *ids, const gemrun_stats *s, bool figures)
+{
+    if (a->o->json) {
+        print_json(a, ids, a->status, s);
+    } else {
+        puts("");
+    }
+    if (fflush(stdout) == 0 && figures && !a->o->json) {
+        print_stats(s);
+    }
+}
+
+/* One answer; messages NULL: the raw prompt. The text stays in `a` for the caller to free. With
+ * `t` it is a turn, and the figures come at the end. Returns the exit code. */
+static int answer_once(gemrun_context_t *ctx, const char *prompt, const gemrun_message *messages,
+                       size_t count, answer *a, tally *t)
+{
+    gemrun_request q = request_of(ctx, a->o, a);
     gemrun_stats s = {.size = sizeof s};
     int32_t *ids = malloc(q.max_tokens * sizeof *ids);
     if (!ids) {
-        return GEMRUN_E_MAP;
+        return no_memory("--max-tokens");
     }
+    a->ctx = ctx;
+    caught = 0;
     catch_signals(ctx);
-    int32_t n = messages ? gemrun_chat(ctx, messages, count, &q, ids)
+    a->status = messages ? gemrun_chat(ctx, messages, count, &q, ids)
                          : gemrun_generate(ctx, prompt, &q, ids);
     catch_signals(NULL);
-    if (n >= 0 && gemrun_get_stats(ctx, &s) == GEMRUN_OK) {
-        if (o->json) {
-            print_json(a, ids, n, &s);
-        } else {
-            puts("");
-            fflush(stdout);
-            if (!t) {
-                print_stats(&s);
-            }
-        }
+    if (a->status >= 0 && gemrun_get_stats(ctx, &s) == GEMRUN_OK) {
+        print_answer(a, ids, &s, !t);
         if (t) {
             add_turn(t, &s);
         }
     }
     free(ids);
-    return n >= 0 && s.finish == GEMRUN_FINISH_CANCELLED ? INT32_MAX : n;
+    if (a->status < 0) {
+        return run_failed(a->status);
+    }
+    if (a->lost) {
+        return no_memory("answer");
+    }
+    if (s.finish == GEMRUN_FINISH_CALLBACK || ferror(stdout)) {
+        return EXIT_RUN; /* what is wrong with stdout is said at the end */
+    }
+    return s.finish == GEMRUN_FINISH_CANCELLED ? EXIT_CANCELLED : 0;
 }
 
 static int run_once(gemrun_context_t *ctx, const options *o, const char *prompt)
@@ -591,9 +622,9 @@ static int run_once(gemrun_context_t *ctx, const options *o, const char *prompt)
     size_t skip = o->system ? 0 : 1;
     answer a = {.o = o};
     bool chat = o->chat || o->system;
-    int32_t n = answer_once(ctx, o, prompt, chat ? messages + skip : NULL, 2 - skip, &a, NULL);
+    int code = answer_once(ctx, prompt, chat ? messages + skip : NULL, 2 - skip, &a, NULL);
     free(a.text.bytes);
-    return n < 0 ? run_failed(n) : n == INT32_MAX ? EXIT_CANCELLED : 0;
+    return code;
 }
 
 static bool read_all(text *t)
@@ -677,21 +708,19 @@ static int converse(gemrun_context_t *ctx, const options *o)
         }
         answer a = {.o = o};
         good = add_message(&h, GEMRUN_USER, strdup(line));
-        int32_t n = good ? answer_once(ctx, o, NULL, h.messages, h.count, &a, &t) : 0;
-        if (n == GEMRUN_E_PROMPT || n == GEMRUN_E_TEXT) { /* say so, forget the turn, go on */
-            run_failed(n);
+        code = good ? answer_once(ctx, NULL, h.messages, h.count, &a, &t) : 0;
+        code = code == EXIT_CANCELLED ? 0 : code; /* that ends the answer, not the conversation */
+        if (a.status == GEMRUN_E_PROMPT || a.status == GEMRUN_E_TEXT) {
+            code = 0; /* it was said: forget the turn, go on */
             drop_message(&h);
-        } else if (n < 0) {
-            code = run_failed(n);
-        } else if (good) {
+        } else if (good && code == 0) {
             good = add_message(&h, GEMRUN_ASSISTANT, a.text.bytes ? a.text.bytes : strdup(""));
             a.text.bytes = NULL;
         }
         free(a.text.bytes);
     }
     if (!good) {
-        fputs("gemrun: conversation: no memory left for it; start a new one\n", stderr);
-        code = EXIT_MEMORY;
+        code = no_memory("conversation");
     }
     if (!o->json) {
         print_tally(ctx, &t);
@@ -714,7 +743,7 @@ static int run_tests(gemrun_context_t *ctx)
     return 0;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     static options o;
     int code = parse(argc, argv, &o);
@@ -748,5 +777,18 @@ int main(int argc, char **argv)
     code = code == 0 && o.interactive ? converse(ctx, &o) : code;
     code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;
     gemrun_destroy(ctx);
-    return fflush(stdout) != 0 && code == 0 ? EXIT_RUN : code;
+    return code;
+}
+
+/* What could not be written is no success: a full disk, a reader that went away. */
+int main(int argc, char **argv)
+{
+    int code = run(argc, argv);
+    bool wrong = fflush(stdout) != 0 || ferror(stdout) != 0;
+    wrong = (fclose(stdout) != 0 && errno != EBADF) || wrong; /* never open, nothing to write */
+    if (wrong) {
+        fputs("gemrun: stdout: the output could not be written in full; free room on its disk, or "
+              "give it a reader that stays\n", stderr);
+    }
+    return wrong && code == 0 ? EXIT_RUN : code;
 }

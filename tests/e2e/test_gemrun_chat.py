@@ -134,3 +134,19 @@ def test_stored_vectors_pass(gemrun_cli: Path, path: Path) -> None:
         )
         if "cannot run the wanted kernel" not in done.stderr:
             assert (done.returncode, done.stdout) == (0, "3 test vectors passed\n")
+
+
+def test_a_conversation_ends_where_it_cannot_be_written(gemrun_cli: Path, path: Path) -> None:
+    words = [str(gemrun_cli), str(path), "--interactive", "--max-tokens", "4", "--ignore-eos"]
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$0" "$@" >/dev/full', *words, *more],
+            input="hi\nagain\n",
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 8
+        assert "gemrun: stdout: the output could not be written in full; " in done.stderr
+        assert ("1 turns" in done.stderr) == (not more)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -265,6 +267,99 @@ def test_help_and_version(gemrun_cli: Path) -> None:
         assert part in text
     assert "tokens of context to use, at most the compiled N; memory stays as compiled" in text
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+RAISED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+/* The signal comes as soon as it can be caught: before the run has begun. */
+int sigaction(int number, const struct sigaction *act, struct sigaction *old)
+{
+    int (*real)(int, const struct sigaction *, struct sigaction *);
+    *(void **)&real = dlsym(RTLD_NEXT, "sigaction");
+    int result = real(number, act, old);
+    if (number == SIGINT && act && act->sa_handler != SIG_DFL) {
+        raise(SIGINT);
+    }
+    return result;
+}
+"""
+
+
+def test_an_early_interrupt_is_not_lost(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
+    source, shim = tmp_path / "raised.c", tmp_path / "raised.so"
+    source.write_text(RAISED)
+    build = ["gcc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"]
+    subprocess.run(build, check=True)
+    arguments = [gemrun_cli, path, "--prompt", "hello", "--ignore-eos", "--max-tokens", "1000"]
+    done = subprocess.run(
+        arguments, env={"LD_PRELOAD": str(shim)}, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert b"1 tokens (cancelled)" in done.stderr
+
+
+SHORT = ("--max-tokens", "4", "--ignore-eos")
+OUTPUTS: list[list[str]] = [
+    ["MODEL", "--prompt", "hello", *SHORT],
+    ["MODEL", "--prompt", "hello", "--tokens", *SHORT],
+    ["MODEL", "--prompt", "hello", "--json", *SHORT],
+    ["MODEL", "--info"],
+    ["--version"],
+    ["--help"],
+]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize("sink", ["/dev/full", "&-", "gone"])
+def test_what_cannot_be_written_is_no_success(
+    gemrun_cli: Path, path: Path, arguments: list[str], sink: str
+) -> None:
+    words = [str(path) if a == "MODEL" else a for a in arguments]
+    to = "" if sink == "gone" else f">{sink}"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            ["sh", "-c", f'trap \'\' PIPE; exec "$0" "$@" {to}', str(gemrun_cli), *words],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == 8
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("gemrun: stdout: the output could not be written in full; ")
+
+
+def test_what_prints_nothing_needs_no_stdout(gemrun_cli: Path, path: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" "$@" >&-', str(gemrun_cli), str(path), "--check-weights"]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+PEAK = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, code)
+"""
+
+
+@pytest.mark.parametrize("start", ["nothing", "artifact"])
+def test_a_large_wrong_file_is_not_read(
+    gemrun_cli: Path, path: Path, tmp_path: Path, start: str
+) -> None:
+    file = tmp_path / "sparse.gembin"
+    file.write_bytes(path.read_bytes() if start == "artifact" else b"")
+    os.truncate(file, 400 << 20)
+    done = call(Path(sys.executable), "-c", PEAK, gemrun_cli, file, "--info")
+    peak, code = (int(word) for word in done.stdout.split())
+    assert code == 6
+    assert ("cut short or too long" if start == "artifact" else "not a .gembin") in done.stderr
+    assert peak < 200  # MiB, of 400
 
 
 def test_an_interrupt_ends_the_run(gemrun_cli: Path, path: Path) -> None:
