@@ -227,6 +227,8 @@ def in_float(state: State, window: int) -> CompileOptions:
         kv_type=KvType.DENSE,
         context=window,
         chunk=CHUNK,
+        statistics=None,
+        save_statistics=None,
     )
 
 

@@ -127,6 +127,18 @@ def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: st
     help="UTF-8 text for error feedback instead of the one that ships with gemmake.",
 )
 @click.option(
+    "--save-statistics",
+    type=PATH,
+    default=None,
+    help="Make the statistics of error feedback with torch: faster, kept in this file as an input.",
+)
+@click.option(
+    "--statistics",
+    type=PATH,
+    default=None,
+    help="Use statistics that --save-statistics made: same file, same bytes.",
+)
+@click.option(
     "--dump-after",
     multiple=True,
     metavar="PASS",

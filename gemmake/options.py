@@ -81,6 +81,8 @@ class CompileOptions:
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
     calibration: Path | None = None
+    statistics: Path | None = None  # a calibration record to use (record.py)
+    save_statistics: Path | None = None  # one to make with torch, and to use
     dump_after: tuple[str, ...] = ()
     verbose: bool = False
     workers: int = 0
@@ -91,6 +93,17 @@ class CompileOptions:
         _within("--kv-cache-size", self.context, MIN_CONTEXT, MAX_CONTEXT, "tokens")
         _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
         _within("--workers", self.workers, 0, MAX_WORKERS, "threads")
+        for option, given in (
+            ("--statistics", self.statistics),
+            ("--save-statistics", self.save_statistics),
+        ):
+            if given is not None and not self.feedback:
+                raise UsageError(
+                    f"{option}: serves error feedback, which this compile does not use; "
+                    "use it with --quantization int4 --int4-format q4h --effort full"
+                )
+        if self.statistics is not None and self.save_statistics is not None:
+            raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
         if self.run_threads is not None:
             _within("--run-threads", self.run_threads, 1, MAX_THREADS, "threads")
         if self.temperature_threshold is not None:

@@ -19,6 +19,7 @@ from gemmake.passes import vectors
 from gemmake.passes.layout import StreamTensor
 from gemmake.planning import manifest_of, records_of
 from gemmake.progress import Reporter
+from gemmake.record import Record
 from gemmake.state import State
 from gemrun.format import assemble, memmap, reader, spec, writer
 
@@ -27,6 +28,11 @@ Tallies = dict[str, Tally]
 
 def check_output(path: Path) -> None:
     """Refuse an output that cannot be written, or would replace something else. OutputError."""
+    replaceable(path, spec.MAGIC, "artifact")
+
+
+def replaceable(path: Path, magic: bytes, what: str) -> None:
+    """Refuse a path that no file can be written to, or where a file of another kind lies."""
     label, folder = show(path), path.absolute().parent
     if path.is_dir() or path.name in ("", ".", ".."):
         raise OutputError(f"{label}: is a folder; name a file in it")
@@ -39,9 +45,9 @@ def check_output(path: Path) -> None:
     if not path.is_file():
         raise OutputError(f"{label}: is not a regular file; name another output")
     with path.open("rb") as file:
-        begin = file.read(len(spec.MAGIC))
-    if begin not in (b"", spec.MAGIC):
-        raise OutputError(f"{label}: exists and is no artifact; name another output")
+        begin = file.read(len(magic))
+    if begin not in (b"", magic):
+        raise OutputError(f"{label}: exists and is no {what}; name another output")
 
 
 def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written, Tallies]:
@@ -108,7 +114,7 @@ def _write_weights(
         reporter.start("compiling", weights)
         _Sink(out, host, reporter).take(tensors, _no_feedback, tallies)
         return
-    with Calibrator(state, host, reporter) as calibrator:
+    with _calibrator(state, host, reporter) as calibrator:
         layers = len(state.layers)
         body = sum(layer_weights(state, layer) for layer in range(layers))
         reporter.start("compiling", weights + calibrator.units * body)
@@ -118,6 +124,12 @@ def _write_weights(
                 reporter.rename(f"layer {layer + 1} of {layers}")
                 calibrator.prepare(layer)
             sink.take(tuple(group), calibrator.feedback, tallies)
+
+
+def _calibrator(state: State, host: Host, reporter: Reporter) -> Calibrator | Record:
+    if state.options.statistics is not None:
+        return Record(state.options.statistics, state, host)
+    return Calibrator(state, host, reporter)
 
 
 def _no_feedback(_tensor: StreamTensor) -> None:
@@ -132,7 +144,7 @@ class _Sink:
         out: writer.ArtifactWriter,
         host: Host,
         reporter: Reporter,
-        calibrator: Calibrator | None = None,
+        calibrator: Calibrator | Record | None = None,
     ) -> None:
         self._out = out
         self._host = host

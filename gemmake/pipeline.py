@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmake import calibration, kvgroups, machine, output, planning
+from gemmake import calibration, kvgroups, machine, output, planning, record
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
@@ -122,6 +122,8 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     host = Host(options.workers or quant.cpu_threads(), options.baseline)
     check_dumps(options)
     output.check_output(options.output)
+    if options.save_statistics is not None:
+        output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     hdf = load_hdf(options.target)
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
@@ -130,6 +132,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     state = State(model, options, hdf, inputs=model.inputs, notes=notes)
     state = run_passes(with_text(state), host, reporter)
     state = kv_groups(state, host, reporter)
+    state = statistics(state, host, reporter)
     for line in log_lines(state):
         reporter.info(line)
     written, tallies = output.write(state, host, reporter)
@@ -182,6 +185,23 @@ def kv_groups(state: State, host: Host, reporter: Reporter) -> State:
         state = budget(state)
     output.dump("kv_groups", state)
     return state
+
+
+def statistics(state: State, host: Host, reporter: Reporter) -> State:
+    """The calibration record, where one is used: it becomes an input, made first if asked for."""
+    made, given = state.options.save_statistics, state.options.statistics
+    if made is not None:
+        from gemmake.torch_forward import make_record
+
+        file = make_record(made, state.inputs[-1], state, host, reporter)
+        options = replace(state.options, statistics=made, save_statistics=None)
+        state = replace(state, options=options)
+    elif given is not None:
+        with host.clock.timed("statistics"):
+            file = record.identity(given)
+    else:
+        return state
+    return budget(replace(state, inputs=(*state.inputs, file)))
 
 
 def run_passes(state: State, host: Host, reporter: Reporter) -> State:
