@@ -126,6 +126,7 @@ def test_cpu_features_switched_off(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates an x86-64 core")
+@pytest.mark.slow
 def test_an_emulated_core_without_avx_gives_the_same_bytes(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
