@@ -83,12 +83,6 @@ static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
     return kv_type == GB_KV_INT8 && l->kv_group ? gr_mul(l->head_dim / l->kv_group, 2) : 0;
 }
 
-uint64_t gr_kv_token_size(uint32_t kv_type, const gb_layer *l)
-{
-    uint64_t one = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));
-    return gr_mul(l->kv_heads, gr_mul(one, 2));
-}
-
 uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l)
 {
     uint64_t token = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));

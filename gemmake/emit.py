@@ -176,8 +176,8 @@ def quantised(
         return quant.search_q8_rows(values, threads=threads, flags=flags)
     if fmt in (spec.Format.Q4RAW_F16, spec.Format.Q4RAW_BF16):
         _check_range(values, fmt)
-        return quant.search_q4raw(values, fmt=quant.Format(fmt), threads=threads)
-    segments = quant.whole(values.shape[1], quant.Format(fmt))
+        return quant.search_q4raw(values, fmt=fmt, threads=threads)
+    segments = quant.whole(values.shape[1], fmt)
     if feedback is None or fmt is spec.Format.Q8:
         return quant.search_rows(values, segments=segments, threads=threads, flags=flags)
     return quant.gptq_rows(values, feedback, segments, threads=threads, flags=flags)
@@ -218,7 +218,7 @@ def _packed(block: _Block, low: list[bytes]) -> bytes:
         _check_finite(tensor.label, parts[0])
         return parts[0].astype("<f4").tobytes().ljust(tensor.record.size, b"\0")
     if not block.found:
-        return quant.pack_float(parts[0], quant.Format(tensor.format), *parts[1:]).tobytes()
+        return quant.pack_float(parts[0], tensor.format, *parts[1:]).tobytes()
     first, *others = block.found
     if isinstance(first, quant.Q8Rows):
         high, second = quant.pack_q8_rows(first)

@@ -7,7 +7,7 @@ sequential stream (DESIGN 2.2). Offsets here count from the start of WHOT.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gemmake.model import MODEL_LAYER, NORM_ROLES, LayerSpec, Model, Role, TensorRef
 from gemmake.options import CompileOptions, Int4Format, KvType, Quantization
@@ -272,8 +272,3 @@ def plan_buffers(
     """(kind, bytes, first step, last step) of every arena buffer."""
     wanted = sizes.buffer_sizes(conf, layers, stream.records(), stream.segments)
     return tuple((kind, size, *sizes.LIFETIMES[kind]) for kind, size in wanted.items())
-
-
-def with_context(options: CompileOptions, context: int) -> CompileOptions:
-    """The same request with another KV cache size."""
-    return replace(options, context=context)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +23,9 @@ import numpy.typing as npt
 from gemmake._helper import ffi, lib
 from gemmake.errors import CheckpointError
 from gemmake.model import RopeSpec
+from gemrun.format import sizes, spec
+from gemrun.format.sizes import groups_of
+from gemrun.format.spec import GROUP, LINE, PANEL, Format
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -31,23 +33,7 @@ U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
 
-GROUP = 32
-PANEL = 16
-SUPERBLOCK = 8
-LINE = 64
 DAMPING = 0.01  # of the mean diagonal of a Hessian
-
-
-class Format(IntEnum):
-    """Weight formats, with the values of the TENS record."""
-
-    F32 = 1
-    F16 = 2
-    Q4H = 3
-    Q4RAW_F16 = 4
-    Q4RAW_BF16 = 5
-    Q8 = 6
-    Q8_ROWS = 7
 
 
 @dataclass(frozen=True)
@@ -178,11 +164,6 @@ def _vector(values: npt.ArrayLike | None, cols: int) -> F32 | None:
     return array
 
 
-def groups_of(cols: int) -> int:
-    """Groups of 32 inputs in a row of `cols`."""
-    return -(-cols // GROUP)
-
-
 def whole(cols: int, fmt: Format = Format.Q4H) -> tuple[Segment, ...]:
     """Segments of a tensor with a single format."""
     return (Segment(fmt, groups_of(cols)),)
@@ -205,22 +186,8 @@ def panel_bytes(fmt: Format, cols: int, segments: Sequence[Segment] = ()) -> int
 
     `segments` is needed for bodies (Q4H, Q8) only and defaults to one segment of `fmt`.
     """
-    groups = groups_of(cols)
-    if fmt in (Format.F32, Format.F16):
-        return _line_up(cols * PANEL * (4 if fmt == Format.F32 else 2))
-    if fmt == Format.Q8_ROWS:
-        return LINE + 256 * groups
-    per_group = {Format.Q4H: 288, Format.Q8: 528, Format.Q4RAW_F16: 288, Format.Q4RAW_BF16: 288}
-    total = LINE
-    for segment in segments or (Segment(fmt, groups),):
-        full, rest = divmod(segment.count, SUPERBLOCK)
-        each = per_group[segment.format]
-        total += full * _line_up(SUPERBLOCK * each) + _line_up(rest * each)
-    return total
-
-
-def _line_up(size: int) -> int:
-    return -(-size // LINE) * LINE
+    runs = segments or whole(cols, fmt)
+    return sizes.panel_size(cols, [spec.Segment(int(s.format), group_count=s.count) for s in runs])
 
 
 def panels_of(rows: int) -> int:

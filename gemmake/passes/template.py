@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from gemmake.model import Generation, TokenizerSource
 from gemmake.passes.tokens import Added, added_tokens, aligned
 from gemmake.sandbox import Conversation, Message, Rendered, render
+from gemrun.format.tokens import Slot
 
 NONE = 0xFFFFFFFF
 MAX_TEXT = 65536
@@ -38,20 +38,6 @@ ODD = (
 THOUGHTS = (
     f"<think>\nhm\n{THINK_END}\n\nYes.", f"{THINK_END}no", f"a{THINK_END}b{THINK_END}\n", "<think>",
 )  # fmt: skip
-
-
-class Slot(IntEnum):
-    """Places of the TMPL section."""
-
-    FIRST = 0
-    SYSTEM = 1
-    SYS_USER = 2
-    USER_ASST = 3
-    ASST_USER = 4
-    GENERATE = 5
-    USER_END = 6
-    ASST_END = 7
-    THINK_CUT = 8
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ def calls(command: Path, path: Path, tokens: int, log: Path) -> collections.Coun
 
 
 def test_no_system_call_between_tokens(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
+    assert shutil.which("strace"), "strace is not installed; requirements/system.txt has it"
     few = calls(gemrun_cli, path, 4, tmp_path / "few")
     many = calls(gemrun_cli, path, 60, tmp_path / "many")
     assert many == few
