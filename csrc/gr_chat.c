@@ -16,29 +16,23 @@ int gr_chat_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_chat *
     const struct gb_tmpl *h;
     uint64_t text = 0;
     memset(out, 0, sizeof *out);
-    if (((uintptr_t)sec & 7u) != 0 || size < sizeof *h) {
+    if (((uintptr_t)sec & 7u) != 0 || size < sizeof *h)
         return GR_TOK_E_SIZE;
-    }
     h = out->h = gr_take(&c, 1, sizeof *h);
     if ((h->flags & ~(uint32_t)GB_TMPLF_ALL) || h->n_item > GB_TMPL_MAX_ITEM
-        || h->text_bytes > GB_TMPL_MAX_TEXT || h->reserved[0] || h->reserved[1] || h->reserved[2]) {
+        || h->text_bytes > GB_TMPL_MAX_TEXT || h->reserved[0] || h->reserved[1] || h->reserved[2])
         return GR_TOK_E_HEADER;
-    }
     out->items = gr_take(&c, h->n_item, sizeof(struct gb_item));
     out->text = gr_take(&c, h->text_bytes, 1);
-    if (c.error != GR_TOK_OK || c.at != size) {
+    if (c.error != GR_TOK_OK || c.at != size)
         return c.error != GR_TOK_OK ? c.error : GR_TOK_E_SIZE;
-    }
-    for (uint32_t s = 0; s < GB_SLOT_COUNT; s++) {
-        if (h->slot[s] > h->slot[s + 1]) {
+    for (uint32_t s = 0; s < GB_SLOT_COUNT; s++)
+        if (h->slot[s] > h->slot[s + 1])
             return GR_TOK_E_TMPL;
-        }
-    }
     for (uint32_t i = 0; i < h->n_item; i++) {
         const struct gb_item *item = &out->items[i];
-        if (item->token != GB_TOK_NONE && (item->token >= vocab_rows || item->size != 0)) {
+        if (item->token != GB_TOK_NONE && (item->token >= vocab_rows || item->size != 0))
             return GR_TOK_E_TMPL;
-        }
         text += item->size;
     }
     return h->slot[0] == 0 && h->slot[GB_SLOT_COUNT] == h->n_item && text == h->text_bytes
@@ -49,11 +43,9 @@ int gr_chat_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_chat *
 
 static bool has_token(const gr_chat *c, uint32_t slot)
 {
-    for (uint32_t i = c->h->slot[slot]; i < c->h->slot[slot + 1]; i++) {
-        if (c->items[i].token != GB_TOK_NONE) {
+    for (uint32_t i = c->h->slot[slot]; i < c->h->slot[slot + 1]; i++)
+        if (c->items[i].token != GB_TOK_NONE)
             return true;
-        }
-    }
     return false;
 }
 
@@ -83,12 +75,10 @@ typedef struct {
 
 static int64_t add_text(talk *k, const uint8_t *p, size_t len)
 {
-    if (k->run_cap - k->run_len < len) {
+    if (k->run_cap - k->run_len < len)
         return GR_TOK_E_SCRATCH;
-    }
-    if (len > 0) {
+    if (len > 0)
         memcpy(k->run + k->run_len, p, len);
-    }
     k->run_len += len;
     return 0;
 }
@@ -108,9 +98,8 @@ static int64_t add_slot(talk *k, uint32_t slot)
     const struct gb_item *items = k->chat->items;
     size_t at = 0;
     int64_t error = 0;
-    for (uint32_t i = 0; i < h->slot[slot]; i++) {
+    for (uint32_t i = 0; i < h->slot[slot]; i++)
         at += items[i].size;
-    }
     for (uint32_t i = h->slot[slot]; i < h->slot[slot + 1] && error == 0; i++) {
         if (items[i].token == GB_TOK_NONE) {
             error = add_text(k, k->chat->text + at, items[i].size);
@@ -118,12 +107,10 @@ static int64_t add_slot(talk *k, uint32_t slot)
             continue;
         }
         error = end_run(k);
-        if (error == 0 && k->count == k->cap) {
+        if (error == 0 && k->count == k->cap)
             error = GR_TOK_E_CAP;
-        }
-        if (error == 0) {
+        if (error == 0)
             k->out[k->count++] = items[i].token;
-        }
     }
     return error;
 }
@@ -178,12 +165,10 @@ static int64_t add_message(talk *k, const gr_message *m)
                                       GB_TMPLF_TRIM_ASST};
     const uint8_t *p = (const uint8_t *)m->text;
     size_t len = m->len;
-    if (m->role == GR_ROLE_ASSISTANT) {
+    if (m->role == GR_ROLE_ASSISTANT)
         cut_thinking(k->chat, &p, &len);
-    }
-    if (k->chat->h->flags & trims[m->role]) {
+    if (k->chat->h->flags & trims[m->role])
         trim(&p, &len);
-    }
     return add_text(k, p, len);
 }
 
@@ -191,18 +176,14 @@ static int64_t add_message(talk *k, const gr_message *m)
 static int64_t check_roles(const gr_chat *c, const gr_message *m, size_t n, bool prompt)
 {
     size_t first = n > 0 && m[0].role == GR_ROLE_SYSTEM ? 1 : 0;
-    if (first == 1 && !(c->h->flags & GB_TMPLF_SYSTEM)) {
+    if (first == 1 && !(c->h->flags & GB_TMPLF_SYSTEM))
         return GR_TOK_E_SYSTEM;
-    }
-    for (size_t i = first; i < n; i++) {
-        if (m[i].role != ((i - first) % 2 == 0 ? GR_ROLE_USER : GR_ROLE_ASSISTANT)) {
+    for (size_t i = first; i < n; i++)
+        if (m[i].role != ((i - first) % 2 == 0 ? GR_ROLE_USER : GR_ROLE_ASSISTANT))
             return GR_TOK_E_ROLES;
-        }
-    }
     if (n == first || (m[n - 1].role == GR_ROLE_ASSISTANT
-                       && (prompt || !(c->h->flags & GB_TMPLF_ASST_LAST)))) {
+                       && (prompt || !(c->h->flags & GB_TMPLF_ASST_LAST))))
         return GR_TOK_E_ROLES;
-    }
     return 0;
 }
 
@@ -214,32 +195,28 @@ int64_t gr_chat_encode(const gr_chat *c, const gr_tok *t, const gr_message *mess
     size_t text = 0, run;
     int64_t error = check_roles(c, messages, n, add_generation_prompt);
     uint32_t slot = GB_SLOT_FIRST;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         text += messages[i].len;
-    }
     run = (longest_run(c, n, text) & ~(size_t)7) + 8;
-    if (error != 0 || scratch_size < run) {
+    if (error != 0 || scratch_size < run)
         return error != 0 ? error : GR_TOK_E_SCRATCH;
-    }
     k.run_cap = run;
     k.scratch = k.run + run;
     k.scratch_size = scratch_size - run;
     for (size_t i = 0; i < n && error == 0; i++) {
-        if (messages[i].role == GR_ROLE_SYSTEM) {
+        if (messages[i].role == GR_ROLE_SYSTEM)
             slot = GB_SLOT_SYSTEM;
-        } else if (i > 0) {
+        else if (i > 0)
             slot = messages[i - 1].role == GR_ROLE_SYSTEM ? GB_SLOT_SYS_USER
                    : messages[i].role == GR_ROLE_USER     ? GB_SLOT_ASST_USER
                                                           : GB_SLOT_USER_ASST;
-        }
         error = add_slot(&k, slot);
         error = error != 0 ? error : add_message(&k, &messages[i]);
     }
-    if (error == 0) {
+    if (error == 0)
         error = add_slot(&k, messages[n - 1].role == GR_ROLE_ASSISTANT ? GB_SLOT_ASST_END
                              : add_generation_prompt                   ? GB_SLOT_GENERATE
                                                                        : GB_SLOT_USER_END);
-    }
     error = error != 0 ? error : end_run(&k);
     return error != 0 ? error : (int64_t)k.count;
 }

@@ -18,9 +18,8 @@ static inline uint64_t gr_add(uint64_t a, uint64_t b)
 
 static inline uint64_t gr_mul(uint64_t a, uint64_t b)
 {
-    if (a == GR_TOO_BIG || b == GR_TOO_BIG) {
+    if (a == GR_TOO_BIG || b == GR_TOO_BIG)
         return GR_TOO_BIG;
-    }
     return b != 0 && a > GR_TOO_BIG / b ? GR_TOO_BIG : a * b;
 }
 

@@ -49,8 +49,7 @@ uint32_t gr_crc32(uint32_t crc, const void *data, size_t size)
             table[4][a >> 24] ^ table[3][b & 255] ^ table[2][b >> 8 & 255] ^
             table[1][b >> 16 & 255] ^ table[0][b >> 24];
     }
-    for (; size > 0; size--, p++) {
+    for (; size > 0; size--, p++)
         c = table[0][(c ^ *p) & 255] ^ c >> 8;
-    }
     return ~c;
 }

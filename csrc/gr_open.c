@@ -67,18 +67,16 @@ static bool all_zero(const void *data, uint64_t size)
 {
     const uint8_t *p = data;
     uint8_t any = 0;
-    for (uint64_t i = 0; i < size; i++) {
+    for (uint64_t i = 0; i < size; i++)
         any |= p[i];
-    }
     return any == 0;
 }
 
 static bool is_text_field(const uint8_t *p, size_t size)
 {
     size_t n = 0;
-    while (n < size && p[n] != 0) {
+    while (n < size && p[n] != 0)
         n++;
-    }
     return all_zero(p + n, size - n);
 }
 
@@ -88,27 +86,20 @@ static gemrun_status check_fixed(const gb_header *h, uint64_t size, gr_error *e)
 {
     const uint64_t fixed[][2] = {{h->header_size, 256}, {h->entry_size, 128}, {h->align, GB_ALIGN},
                                  {h->table_offset, 512}};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
-        if (fixed[i][0] != fixed[i][1]) {
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
+        if (fixed[i][0] != fixed[i][1])
             return gr_fail(e, GEMRUN_E_HEADER, 0, fixed[i][1], fixed[i][0]);
-        }
-    }
-    if (h->section_count < 1 || h->section_count > GB_MAX_SECTIONS) {
+    if (h->section_count < 1 || h->section_count > GB_MAX_SECTIONS)
         return gr_fail(e, GEMRUN_E_HEADER, 0, GB_MAX_SECTIONS, h->section_count);
-    }
     if (!all_zero(h->reserved, sizeof h->reserved) ||
-        !is_text_field(h->target, sizeof h->target)) {
+        !is_text_field(h->target, sizeof h->target))
         return gr_fail(e, GEMRUN_E_HEADER, 0, 0, 1);
-    }
-    if (h->file_size != size) {
+    if (h->file_size != size)
         return gr_fail(e, GEMRUN_E_SIZE, 0, h->file_size, size);
-    }
-    if (h->required_features & ~(uint64_t)GB_REQ_KNOWN) {
+    if (h->required_features & ~(uint64_t)GB_REQ_KNOWN)
         return gr_fail(e, GEMRUN_E_FEATURE, 0, GB_REQ_KNOWN, h->required_features);
-    }
-    if (h->engine_abi_min > GB_ENGINE_ABI) {
+    if (h->engine_abi_min > GB_ENGINE_ABI)
         return gr_fail(e, GEMRUN_E_ABI, 0, h->engine_abi_min, GB_ENGINE_ABI);
-    }
     return GEMRUN_OK;
 }
 
@@ -119,9 +110,8 @@ static gemrun_status check_signature_block(const uint8_t *image, gr_error *e)
     bool clean = all_zero(s.pad, sizeof s.pad) && all_zero(s.reserved, sizeof s.reserved);
     bool unsigned_clean = s.alg != 0 || (all_zero(s.key_id, sizeof s.key_id) &&
                                          all_zero(s.signature, sizeof s.signature));
-    if (s.alg > 1 || !clean || !unsigned_clean) {
+    if (s.alg > 1 || !clean || !unsigned_clean)
         return gr_fail(e, GEMRUN_E_SIGNATURE, 0, 1, s.alg);
-    }
     return GEMRUN_OK;
 }
 
@@ -131,28 +121,22 @@ gemrun_status gr_open_header(gb_header *h, const uint8_t *image, uint64_t size, 
         bool empty = size == 0;
         return gr_fail(e, empty ? GEMRUN_E_SIZE : GEMRUN_E_MAGIC, 0, empty ? 512 : 0, 0);
     }
-    if (size < 512) {
+    if (size < 512)
         return gr_fail(e, GEMRUN_E_SIZE, 0, 512, size);
-    }
     memcpy(h, image, sizeof *h);
-    if (h->byte_order != GB_BYTE_ORDER) {
+    if (h->byte_order != GB_BYTE_ORDER)
         return gr_fail(e, GEMRUN_E_BYTE_ORDER, 0, GB_BYTE_ORDER, h->byte_order);
-    }
-    if (h->major != GB_MAJOR) {
+    if (h->major != GB_MAJOR)
         return gr_fail(e, GEMRUN_E_VERSION, 0, GB_MAJOR, h->major);
-    }
     uint32_t crc = gr_crc32(0, h, offsetof(gb_header, header_crc32));
-    if (crc != h->header_crc32) {
+    if (crc != h->header_crc32)
         return gr_fail(e, GEMRUN_E_HEADER_CRC, 0, h->header_crc32, crc);
-    }
     gemrun_status st = check_fixed(h, size, e);
-    if (st == GEMRUN_OK) {
+    if (st == GEMRUN_OK)
         st = check_signature_block(image, e);
-    }
     uint64_t table_end = 512 + (uint64_t)h->section_count * sizeof(gb_section); /* row 11 */
-    if (st == GEMRUN_OK && table_end > size) {
+    if (st == GEMRUN_OK && table_end > size)
         st = gr_fail(e, GEMRUN_E_SIZE, 0, table_end, size);
-    }
     return st;
 }
 
@@ -165,20 +149,17 @@ enum { REQUIRED_COUNT = sizeof required / sizeof required[0] };
 
 static const gb_section *find(const reader *r, uint32_t type)
 {
-    for (uint32_t i = 0; i < r->count; i++) {
-        if (r->entries[i].type == type) {
+    for (uint32_t i = 0; i < r->count; i++)
+        if (r->entries[i].type == type)
             return r->entries + i;
-        }
-    }
     return NULL;
 }
 
 static void *take(reader *r, uint64_t size)
 {
     uint64_t padded = gr_align(size, GB_LINE);
-    if (padded > r->left) {
+    if (padded > r->left)
         return NULL;
-    }
     void *p = r->room;
     r->room += padded;
     r->left -= padded;
@@ -206,20 +187,17 @@ static gemrun_status check_entries(reader *r)
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
         if (!entry_is_good(s, end) || !gr_inside(s->offset, s->size, size) ||
-            find(r, s->type) != s) {
+            find(r, s->type) != s)
             return gr_fail(r->e, GEMRUN_E_TABLE, s->type, end, s->offset);
-        }
         end = s->offset + s->size;
     }
-    if (gr_align(end, GB_ALIGN) != size) {
+    if (gr_align(end, GB_ALIGN) != size)
         return gr_fail(r->e, GEMRUN_E_TABLE, 0, gr_align(end, GB_ALIGN), size);
-    }
     end = 512 + (uint64_t)r->count * sizeof(gb_section);
     for (uint32_t i = 0; i <= r->count; i++) {
         uint64_t next = i < r->count ? r->entries[i].offset : size;
-        if (!all_zero(r->v->image + end, next - end)) {
+        if (!all_zero(r->v->image + end, next - end))
             return gr_fail(r->e, GEMRUN_E_GAP, 0, next, end);
-        }
         end = i < r->count ? next + r->entries[i].size : size;
     }
     return GEMRUN_OK;
@@ -227,30 +205,24 @@ static gemrun_status check_entries(reader *r)
 
 static gemrun_status check_presence(reader *r)
 {
-    for (size_t i = 0; i < REQUIRED_COUNT; i++) {
-        if (!find(r, required[i])) {
+    for (size_t i = 0; i < REQUIRED_COUNT; i++)
+        if (!find(r, required[i]))
             return gr_fail(r->e, GEMRUN_E_MISSING, required[i], 0, 0);
-        }
-    }
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
         bool known = s->type == GB_SEC_TMPL;
-        for (size_t k = 0; k < REQUIRED_COUNT; k++) {
+        for (size_t k = 0; k < REQUIRED_COUNT; k++)
             known = known || s->type == required[k];
-        }
-        if (!known && (s->flags & GB_SECF_REQUIRED)) {
+        if (!known && (s->flags & GB_SECF_REQUIRED))
             return gr_fail(r->e, GEMRUN_E_MISSING, s->type, 0, 1);
-        }
     }
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
         uint32_t crc = s->crc32;
-        if (s->type != GB_SEC_WHOT) {
+        if (s->type != GB_SEC_WHOT)
             crc = gr_crc32(0, r->v->image + s->offset, (size_t)s->size);
-        }
-        if (crc != s->crc32) {
+        if (crc != s->crc32)
             return gr_fail(r->e, GEMRUN_E_SECTION_CRC, s->type, s->crc32, crc);
-        }
     }
     return GEMRUN_OK;
 }
@@ -260,16 +232,14 @@ static gemrun_status open_table(reader *r)
     gr_view *v = r->v;
     uint64_t size = (uint64_t)v->header.section_count * sizeof(gb_section);
     gb_section *copy = take(r, size);
-    if (!copy) { /* the file changed after its tables were measured */
+    if (!copy) /* the file changed after its tables were measured */
         return gr_fail(r->e, GEMRUN_E_TABLE, 0, size, r->left);
-    }
     memcpy(copy, v->image + 512, (size_t)size);
     r->entries = copy;
     r->count = v->header.section_count;
     uint32_t crc = gr_crc32(0, copy, (size_t)size);
-    if (crc != v->header.table_crc32) {
+    if (crc != v->header.table_crc32)
         return gr_fail(r->e, GEMRUN_E_TABLE_CRC, 0, v->header.table_crc32, crc);
-    }
     gemrun_status st = check_entries(r);
     return st == GEMRUN_OK ? check_presence(r) : st;
 }
@@ -281,18 +251,16 @@ static const void *copy_records(reader *r, uint32_t type, gemrun_status code, ui
     const gb_section *s = find(r, type);
     count.value = s->record_count;
     const range table[] = {{s->record_size, known, UINT32_MAX}, count};
-    if (WITHIN(r, code, NO_RECORD, table) != GEMRUN_OK) {
+    if (WITHIN(r, code, NO_RECORD, table) != GEMRUN_OK)
         return NULL;
-    }
     uint8_t *copy = take(r, gr_mul(known, s->record_count));
     if (!copy) {
         bad(r, code, NO_RECORD, gr_mul(known, s->record_count), r->left);
         return NULL;
     }
     const uint8_t *from = r->v->image + s->offset;
-    for (uint64_t i = 0; i < s->record_count; i++) {
+    for (uint64_t i = 0; i < s->record_count; i++)
         memcpy(copy + i * known, from + i * s->record_size, (size_t)known);
-    }
     return copy;
 }
 
@@ -307,18 +275,15 @@ uint64_t gr_open_tables_size(const uint8_t *image, uint64_t size)
                  {GB_SEC_PLAN, sizeof(gb_plan), GB_MAX_PLAN}};
     gb_header h;
     gr_error e;
-    if (gr_open_header(&h, image, size, &e) != GEMRUN_OK) {
+    if (gr_open_header(&h, image, size, &e) != GEMRUN_OK)
         return 0;
-    }
     uint64_t total = GR_TABLES_FIXED;
     for (uint32_t i = 0; i < h.section_count; i++) {
         gb_section s;
         memcpy(&s, image + 512 + (size_t)i * sizeof s, sizeof s);
-        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
-            if (s.type == known[k].type && s.record_count <= known[k].most) {
+        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
+            if (s.type == known[k].type && s.record_count <= known[k].most)
                 total += s.record_count * known[k].bytes;
-            }
-        }
     }
     return total;
 }
@@ -329,9 +294,8 @@ static gemrun_status open_conf(reader *r)
 {
     const range one = {0, 1, 1};
     const gb_conf *copy = copy_records(r, GB_SEC_CONF, GEMRUN_E_CONF, sizeof *copy, one);
-    if (!copy) {
+    if (!copy)
         return GEMRUN_E_CONF;
-    }
     r->v->conf = *copy;
     const gb_conf *c = &r->v->conf;
     bool capped = (c->flags & GB_CONFF_FINAL_SOFTCAP) != 0;
@@ -374,15 +338,12 @@ static gemrun_status check_layer(reader *r, uint32_t index, uint64_t kv_offset)
         {l->kv_blocks, gr_kv_layer_blocks(c->context, l->window),
          gr_kv_layer_blocks(c->context, l->window)}, {l->kv_offset, kv_offset, kv_offset}};
     gemrun_status st = WITHIN(r, GEMRUN_E_LAYR, index, table);
-    if (st != GEMRUN_OK) {
+    if (st != GEMRUN_OK)
         return st;
-    }
-    if (l->heads % l->kv_heads != 0) {
+    if (l->heads % l->kv_heads != 0)
         return bad(r, GEMRUN_E_LAYR, index, l->kv_heads, l->heads);
-    }
-    if (int8 && ((group != 32 && group != 64 && group != l->head_dim) || l->head_dim % group)) {
+    if (int8 && ((group != 32 && group != 64 && group != l->head_dim) || l->head_dim % group))
         return bad(r, GEMRUN_E_LAYR, index, l->head_dim, group);
-    }
     uint64_t size = gr_kv_layer_size(c->kv_type, l);
     return l->kv_size == size ? GEMRUN_OK : bad(r, GEMRUN_E_LAYR, index, size, l->kv_size);
 }
@@ -391,16 +352,14 @@ static gemrun_status open_layers(reader *r)
 {
     const range count = {0, r->v->conf.layer_count, r->v->conf.layer_count};
     r->v->layers = copy_records(r, GB_SEC_LAYR, GEMRUN_E_LAYR, sizeof(gb_layer), count);
-    if (!r->v->layers) {
+    if (!r->v->layers)
         return GEMRUN_E_LAYR;
-    }
     r->v->layer_count = r->v->conf.layer_count;
     uint64_t kv = 0;
     for (uint32_t i = 0; i < r->v->layer_count; i++) {
         gemrun_status st = check_layer(r, i, kv);
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
         kv = gr_add(kv, r->v->layers[i].kv_size);
     }
     return GEMRUN_OK;
@@ -410,18 +369,16 @@ static gemrun_status open_segments(reader *r)
 {
     const range count = {0, 1, GB_MAX_SEGMENTS};
     r->v->segments = copy_records(r, GB_SEC_SEGM, GEMRUN_E_SEGM, sizeof(gb_segment), count);
-    if (!r->v->segments) {
+    if (!r->v->segments)
         return GEMRUN_E_SEGM;
-    }
     r->v->segment_count = (uint32_t)find(r, GB_SEC_SEGM)->record_count;
     for (uint32_t i = 0; i < r->v->segment_count; i++) {
         const gb_segment *s = r->v->segments + i;
         const range table[] = {{s->format, GB_FMT_F32, GB_FMT_VECTOR}, {s->first_group, 0, 65536},
                                {s->group_count, 1, 65536}, {s->reserved, 0, 0}};
         gemrun_status st = WITHIN(r, GEMRUN_E_SEGM, i, table);
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
     }
     return GEMRUN_OK;
 }
@@ -437,9 +394,8 @@ typedef struct walk { /* through TENS in execution order, and with it through WH
 static bool region_fits(const reader *r, walk *w, uint64_t offset, uint64_t size)
 {
     if (offset != gr_align(w->end, GB_ALIGN) || !gr_inside(offset, size, w->whot_end) ||
-        !all_zero(r->v->image + w->end, offset - w->end)) {
+        !all_zero(r->v->image + w->end, offset - w->end))
         return false;
-    }
     w->end = offset + size;
     return true;
 }
@@ -455,20 +411,15 @@ static bool formats_fit(const gb_tensor *t, const gb_segment *s)
 {
     uint32_t first = s->format;
     bool plain = first == GB_FMT_F32 || first == GB_FMT_F16;
-    if (is_vector_role(t->role)) {
+    if (is_vector_role(t->role))
         return t->seg_count == 1 && first == GB_FMT_VECTOR;
-    }
-    if (t->role == GB_ROLE_EMBED || t->role == GB_ROLE_HEAD) {
+    if (t->role == GB_ROLE_EMBED || t->role == GB_ROLE_HEAD)
         return t->seg_count == 1 && (plain || first == GB_FMT_Q8_ROWS);
-    }
-    if (plain) {
+    if (plain)
         return t->seg_count == 1;
-    }
-    for (uint32_t i = 0; i < t->seg_count; i++) {
-        if (s[i].format < GB_FMT_Q4H || s[i].format > GB_FMT_Q8) {
+    for (uint32_t i = 0; i < t->seg_count; i++)
+        if (s[i].format < GB_FMT_Q4H || s[i].format > GB_FMT_Q8)
             return false;
-        }
-    }
     return true;
 }
 
@@ -478,9 +429,8 @@ static bool segments_cover(const gb_tensor *t, const gb_segment *s)
 {
     uint64_t group = 0;
     for (uint32_t i = 0; i < t->seg_count; i++) {
-        if (s[i].first_group != group) {
+        if (s[i].first_group != group)
             return false;
-        }
         group += s[i].group_count;
     }
     return group == gr_align(t->cols, GB_GROUP) / GB_GROUP;
@@ -490,9 +440,8 @@ static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t lay
                                   uint64_t cols)
 {
     const gr_view *v = r->v;
-    if (w->next >= v->tensor_count) {
+    if (w->next >= v->tensor_count)
         return bad(r, GEMRUN_E_TENS, w->next, role, 0);
-    }
     const gb_tensor *t = v->tensors + w->next;
     bool vector = is_vector_role(role), two = role == GB_ROLE_GATE_UP;
     uint64_t rows_padded = vector ? 1 : gr_align(rows, GB_PANEL);
@@ -505,26 +454,21 @@ static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t lay
         {t->seg_count, 1, v->segment_count}, {t->seg_first, 0, v->segment_count - t->seg_count},
         {t->seg_count, 1, t->size / GB_GROUP}};
     gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
-    if (st != GEMRUN_OK) {
+    if (st != GEMRUN_OK)
         return st;
-    }
     const gb_segment *s = v->segments + t->seg_first;
-    if (!region_fits(r, w, t->offset, t->size)) {
+    if (!region_fits(r, w, t->offset, t->size))
         return bad(r, GEMRUN_E_TENS, w->next, w->end, t->offset);
-    }
-    if (!segments_cover(t, s) || !formats_fit(t, s)) {
+    if (!segments_cover(t, s) || !formats_fit(t, s))
         return bad(r, GEMRUN_E_TENS, w->next, cols_padded, s->format);
-    }
     uint64_t size = gr_tensor_size(t, v->segments);
     bool planes = s->format == GB_FMT_Q8_ROWS;
     uint64_t second = planes ? gr_tensor_second_size(t) : 0;
-    if (t->size != size || t->second_size != second) {
+    if (t->size != size || t->second_size != second)
         return bad(r, GEMRUN_E_TENS, w->next, gr_add(size, second),
                    gr_add(t->size, t->second_size));
-    }
-    if (planes ? !region_fits(r, w, t->second_offset, second) : t->second_offset != 0) {
+    if (planes ? !region_fits(r, w, t->second_offset, second) : t->second_offset != 0)
         return bad(r, GEMRUN_E_TENS, w->next, w->end, t->second_offset);
-    }
     w->next++;
     return GEMRUN_OK;
 }
@@ -535,23 +479,19 @@ static gemrun_status check_slabs(reader *r, walk *w, uint32_t role, int32_t laye
 {
     uint32_t covered = 0;
     while (covered < heads) {
-        if (w->next >= r->v->tensor_count) {
+        if (w->next >= r->v->tensor_count)
             return bad(r, GEMRUN_E_TENS, w->next, role, 0);
-        }
         const gb_tensor *t = r->v->tensors + w->next;
         const range table[] = {{t->slab_first, covered, covered},
                                {t->slab_count, 1, heads - covered}};
         gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
         uint64_t rows = gr_mul(t->slab_count, head_dim);
-        if (st == GEMRUN_OK && t->slab_count != heads && rows % GB_PANEL != 0) {
+        if (st == GEMRUN_OK && t->slab_count != heads && rows % GB_PANEL != 0)
             st = bad(r, GEMRUN_E_TENS, w->next, GB_PANEL, rows);
-        }
-        if (st == GEMRUN_OK) {
+        if (st == GEMRUN_OK)
             st = check_tensor(r, w, role, layer, rows, r->v->conf.hidden);
-        }
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
         covered += t->slab_count;
     }
     return GEMRUN_OK;
@@ -566,9 +506,8 @@ static gemrun_status check_one(reader *r, walk *w, uint32_t role, int32_t layer,
         uint64_t heads = role == GB_ROLE_O ? r->v->layers[layer].heads : 0;
         const range table[] = {{t->slab_first, 0, 0}, {t->slab_count, heads, heads}};
         gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
     }
     return check_tensor(r, w, role, layer, rows, cols);
 }
@@ -596,14 +535,12 @@ static gemrun_status check_layer_tensors(reader *r, walk *w, uint32_t index)
         {GB_ROLE_POST_FFN_NORM, 0, 1, hidden, post}};
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         gemrun_status st = GEMRUN_OK;
-        if (want[i].heads) {
+        if (want[i].heads)
             st = check_slabs(r, w, want[i].role, at, want[i].heads, l->head_dim);
-        } else if (want[i].there) {
+        else if (want[i].there)
             st = check_one(r, w, want[i].role, at, want[i].rows, want[i].cols);
-        }
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
     }
     uint32_t count = w->next - first;
     const range table[] = {{l->tens_first, first, first}, {l->tens_count, count, count}};
@@ -617,36 +554,29 @@ static gemrun_status open_tensors(reader *r)
     const gb_section *s = find(r, GB_SEC_WHOT);
     const range count = {0, 1, GB_MAX_TENSORS};
     v->tensors = copy_records(r, GB_SEC_TENS, GEMRUN_E_TENS, sizeof(gb_tensor), count);
-    if (!v->tensors) {
+    if (!v->tensors)
         return GEMRUN_E_TENS;
-    }
     v->tensor_count = (uint32_t)find(r, GB_SEC_TENS)->record_count;
     walk w = {0, s->offset, s->offset + s->size};
     bool tied = (c->flags & GB_CONFF_TIED) != 0;
     gemrun_status st = GEMRUN_OK;
-    if (!tied) {
+    if (!tied)
         st = check_one(r, &w, GB_ROLE_EMBED, -1, c->vocab_rows, c->hidden);
-    }
-    for (uint32_t i = 0; st == GEMRUN_OK && i < v->layer_count; i++) {
+    for (uint32_t i = 0; st == GEMRUN_OK && i < v->layer_count; i++)
         st = check_layer_tensors(r, &w, i);
-    }
     uint32_t norm = w.next, head = w.next + 1;
-    if (st == GEMRUN_OK) {
+    if (st == GEMRUN_OK)
         st = check_one(r, &w, GB_ROLE_FINAL_NORM, -1, 1, c->hidden);
-    }
-    if (st == GEMRUN_OK) {
+    if (st == GEMRUN_OK)
         st = check_one(r, &w, GB_ROLE_HEAD, -1, c->vocab_rows, c->hidden);
-    }
     const range table[] = {{v->tensor_count, w.next, w.next}, {c->tens_final_norm, norm, norm},
                            {c->tens_head, head, head},
                            {c->tens_embed, tied ? head : 0, tied ? head : 0}};
-    if (st == GEMRUN_OK) {
+    if (st == GEMRUN_OK)
         st = WITHIN(r, GEMRUN_E_TENS, NO_RECORD, table);
-    }
     if (st == GEMRUN_OK && (w.whot_end - w.end >= GB_ALIGN ||
-                            !all_zero(v->image + w.end, w.whot_end - w.end))) {
+                            !all_zero(v->image + w.end, w.whot_end - w.end)))
         st = bad(r, GEMRUN_E_TENS, NO_RECORD, w.whot_end, w.end);
-    }
     return st;
 }
 
@@ -671,9 +601,8 @@ static gemrun_status open_plan(reader *r)
     gr_view *v = r->v;
     const range count = {0, PLAN_COUNT, PLAN_COUNT};
     v->plans = copy_records(r, GB_SEC_PLAN, GEMRUN_E_PLAN, sizeof(gb_plan), count);
-    if (!v->plans) {
+    if (!v->plans)
         return GEMRUN_E_PLAN;
-    }
     v->plan_count = PLAN_COUNT;
     for (uint32_t i = 0; i < PLAN_COUNT; i++) {
         const gb_plan *p = v->plans + i;
@@ -684,14 +613,11 @@ static gemrun_status open_plan(reader *r)
             {p->offset % GB_LINE, 0, 0}, {gr_add(p->offset, p->size), 0, most},
             {p->reserved0, 0, 0}, {!all_zero(p->reserved, sizeof p->reserved), 0, 0}};
         gemrun_status st = WITHIN(r, GEMRUN_E_PLAN, i, table);
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
-        for (uint32_t k = 0; k < i; k++) {
-            if (clash(p, v->plans + k)) {
+        for (uint32_t k = 0; k < i; k++)
+            if (clash(p, v->plans + k))
                 return bad(r, GEMRUN_E_PLAN, i, v->plans[k].offset, p->offset);
-            }
-        }
     }
     return GEMRUN_OK;
 }
@@ -702,9 +628,8 @@ static gemrun_status open_ropes(reader *r)
     const gb_section *s = find(r, GB_SEC_ROPE);
     uint64_t end = v->conf.rope_count * sizeof(gb_rope);
     gb_rope *copy = take(r, end);
-    if (!copy || end > s->size) {
+    if (!copy || end > s->size)
         return bad(r, GEMRUN_E_ROPE, NO_RECORD, end, s->size);
-    }
     memcpy(copy, v->image + s->offset, (size_t)end);
     v->ropes = copy;
     v->rope_base = v->image + s->offset;
@@ -715,22 +640,18 @@ static gemrun_status open_ropes(reader *r)
                                {copy[i].offset, start, start}};
         gemrun_status st = WITHIN(r, GEMRUN_E_ROPE, i, table);
         if (st == GEMRUN_OK && (!gr_inside(start, gr_mul(floats, 8), s->size) ||
-                                !all_zero(v->rope_base + end, start - end))) {
+                                !all_zero(v->rope_base + end, start - end)))
             st = bad(r, GEMRUN_E_ROPE, i, gr_add(start, gr_mul(floats, 8)), s->size);
-        }
-        if (st != GEMRUN_OK) {
+        if (st != GEMRUN_OK)
             return st;
-        }
         end = start + floats * 8;
     }
-    if (s->size - end >= GB_LINE || !all_zero(v->rope_base + end, s->size - end)) {
+    if (s->size - end >= GB_LINE || !all_zero(v->rope_base + end, s->size - end))
         return bad(r, GEMRUN_E_ROPE, NO_RECORD, end, s->size);
-    }
     for (uint32_t i = 0; i < v->layer_count; i++) {
         const gb_layer *l = v->layers + i;
-        if (copy[l->rope].pairs != l->head_dim / 2) {
+        if (copy[l->rope].pairs != l->head_dim / 2)
             return bad(r, GEMRUN_E_ROPE, l->rope, l->head_dim / 2, copy[l->rope].pairs);
-        }
     }
     return GEMRUN_OK;
 }
@@ -739,9 +660,8 @@ static gemrun_status open_thermal(reader *r)
 {
     const range one = {0, 1, 1};
     const gb_thermal *copy = copy_records(r, GB_SEC_THRM, GEMRUN_E_THRM, sizeof *copy, one);
-    if (!copy) {
+    if (!copy)
         return GEMRUN_E_THRM;
-    }
     r->v->thermal = *copy;
     const range table[] = {{bits(copy->threshold_c), 0, FLOAT_MAX},
                            {bits(copy->hysteresis_c), 0, FLOAT_MAX},
@@ -762,9 +682,8 @@ static gemrun_status check_test(reader *r, uint32_t index, const gb_test *t)
         bool prompt = i < GB_TEST_PROMPT;
         uint32_t id = prompt ? t->prompt[i] : t->steps[i - GB_TEST_PROMPT];
         bool used = prompt ? i < t->prompt_count : i - GB_TEST_PROMPT < t->step_count;
-        if (used ? id >= c->vocab_rows : id != 0) {
+        if (used ? id >= c->vocab_rows : id != 0)
             st = bad(r, GEMRUN_E_TEST, index, used ? c->vocab_rows : 0, id);
-        }
     }
     return st;
 }
@@ -794,9 +713,8 @@ static gemrun_status open_text(reader *r)
     gr_view *v = r->v;
     const gb_section *s = find(r, GB_SEC_TOKN);
     int reason = gr_tok_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->tok);
-    if (reason != GR_TOK_OK) {
+    if (reason != GR_TOK_OK)
         return bad(r, GEMRUN_E_TOKN, NO_RECORD, 0, (uint64_t)reason);
-    }
     s = find(r, GB_SEC_TMPL);
     v->has_chat = s != NULL;
     reason = s ? gr_chat_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->chat)
@@ -822,12 +740,10 @@ static gemrun_status check_totals(reader *r)
     const gr_view *v = r->v;
     const gb_header *h = &v->header;
     uint64_t page = 4096, arena = 0, kv = 0, total = 0;
-    for (uint32_t i = 0; i < v->plan_count; i++) {
+    for (uint32_t i = 0; i < v->plan_count; i++)
         arena = gr_max(arena, v->plans[i].offset + v->plans[i].size);
-    }
-    for (uint32_t i = 0; i < v->layer_count; i++) {
+    for (uint32_t i = 0; i < v->layer_count; i++)
         kv = gr_add(kv, v->layers[i].kv_size);
-    }
     uint64_t weights = gr_align(find(r, GB_SEC_WHOT)->size, page);
     uint64_t file = gr_align(v->image_size, page);
     const uint64_t want[] = {weights, gr_align(arena, page), gr_align(kv, page),
@@ -837,9 +753,8 @@ static gemrun_status check_totals(reader *r)
                              h->ram_tables,  h->ram_engine, h->ram_stacks};
     for (uint32_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         total = gr_add(total, want[i]);
-        if (want[i] != have[i] || want[i] == GR_TOO_BIG) {
+        if (want[i] != have[i] || want[i] == GR_TOO_BIG)
             return bad(r, GEMRUN_E_RAM, NO_RECORD, want[i], have[i]);
-        }
     }
     const range table[] = {{h->ram_total, total, total},
                            {h->kv_layout_id, layout_id(v), layout_id(v)}};
@@ -857,15 +772,13 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
     v->image_size = size;
     reader r = {.v = v, .e = e, .room = tables, .left = tables_size};
     gemrun_status st = gr_open_header(&v->header, image, size, e);
-    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++) {
+    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++)
         st = steps[i](&r);
-    }
     if (st == GEMRUN_OK && check_weights) {
         const gb_section *s = find(&r, GB_SEC_WHOT);
         uint32_t crc = gr_crc32(0, image + s->offset, (size_t)s->size);
-        if (crc != s->crc32) {
+        if (crc != s->crc32)
             st = gr_fail(e, GEMRUN_E_WEIGHTS_CRC, s->type, s->crc32, crc);
-        }
     }
     return st;
 }

@@ -59,9 +59,8 @@ static gemrun_status penalise(gr_engine *e, float *logits, uint32_t rows, float 
     uint32_t *seen = (uint32_t *)(void *)e->buf[GB_BUF_SEEN];
     memset(seen, 0, (rows + 31) / 32 * sizeof *seen);
     for (uint32_t i = 0; i < e->pos; i++) {
-        if (ids[i] >= rows) {
+        if (ids[i] >= rows)
             continue; /* never written by a call; a second lock */
-        }
         float *l = logits + ids[i];
         if (!seen_before(seen, ids[i]) && is_finite(*l)) {
             *l = *l > 0 ? *l / penalty : *l * penalty;
@@ -77,22 +76,17 @@ static gemrun_status penalise(gr_engine *e, float *logits, uint32_t rows, float 
 
 static gemrun_status adjust(gr_engine *e, const gemrun_request *q, float *logits, uint32_t rows)
 {
-    for (uint32_t i = 0; i < rows; i++) { /* before anything could hide it (O20) */
-        if (!is_finite(logits[i])) {
+    for (uint32_t i = 0; i < rows; i++) /* before anything could hide it (O20) */
+        if (!is_finite(logits[i]))
             return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, i);
-        }
-    }
-    for (uint32_t i = 0; i < q->bias_count; i++) {
+    for (uint32_t i = 0; i < q->bias_count; i++)
         logits[q->bias_ids[i]] += q->bias_values[i];
-    }
-    for (uint32_t i = 0; i < q->banned_count; i++) {
+    for (uint32_t i = 0; i < q->banned_count; i++)
         ban(logits + q->banned[i]);
-    }
     for (uint32_t i = 0; i < q->bias_count; i++) { /* a sum may have left the range */
         float l = logits[q->bias_ids[i]];
-        if (!is_finite(l) && l > 0) {
+        if (!is_finite(l) && l > 0)
             return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_BIAS_VALUE, 0, i);
-        }
     }
     return q->repetition_penalty == 1.0f ? GEMRUN_OK
                                          : penalise(e, logits, rows, q->repetition_penalty);
@@ -108,12 +102,10 @@ static void sift(const float *logits, uint32_t *ids, uint32_t count, uint32_t at
 {
     uint32_t moved = ids[at];
     for (uint32_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && ranks_before(logits, ids[child + 1], ids[child]) != worst) {
+        if (child + 1 < count && ranks_before(logits, ids[child + 1], ids[child]) != worst)
             child++;
-        }
-        if (ranks_before(logits, ids[child], moved) == worst) {
+        if (ranks_before(logits, ids[child], moved) == worst)
             break;
-        }
         ids[at] = ids[child];
         at = child;
     }
@@ -122,9 +114,8 @@ static void sift(const float *logits, uint32_t *ids, uint32_t count, uint32_t at
 
 static void make_heap(const float *logits, uint32_t *ids, uint32_t count, bool worst)
 {
-    for (uint32_t i = count / 2; i-- > 0;) {
+    for (uint32_t i = count / 2; i-- > 0;)
         sift(logits, ids, count, i, worst);
-    }
 }
 
 /* Move the best id behind the heap and return it. */
@@ -133,9 +124,8 @@ static uint32_t pop(pool *p)
     uint32_t best = p->ids[0];
     p->ids[0] = p->ids[--p->count];
     p->ids[p->count] = best;
-    if (p->count > 0) {
+    if (p->count > 0)
         sift(p->logits, p->ids, p->count, 0, false);
-    }
     return best;
 }
 
@@ -151,28 +141,23 @@ static uint32_t choose(const gr_engine *e, const float *logits, uint32_t rows, u
     uint32_t count = 0, most = top_k == 0 || top_k > rows ? rows : top_k;
     for (uint32_t id = 0; id < rows; id++) {
         if ((count == most && !ranks_before(logits, id, ids[0])) ||
-            !may_be_sampled(e, logits, id)) {
+            !may_be_sampled(e, logits, id))
             continue;
-        }
         if (count < most) {
             ids[count++] = id;
-            if (count == most && most < rows) {
+            if (count == most && most < rows)
                 make_heap(logits, ids, count, true);
-            }
         } else {
             ids[0] = id;
             sift(logits, ids, count, 0, true);
         }
     }
-    if (count < most || most == rows) {
+    if (count < most || most == rows)
         return count; /* no heap was made, they stand in order */
-    }
     uint32_t worst = ids[0], kept = 0;
-    for (uint32_t id = 0; id < rows; id++) {
-        if (!ranks_before(logits, worst, id) && may_be_sampled(e, logits, id)) {
+    for (uint32_t id = 0; id < rows; id++)
+        if (!ranks_before(logits, worst, id) && may_be_sampled(e, logits, id))
             ids[kept++] = id;
-        }
-    }
     return kept;
 }
 
@@ -186,16 +171,14 @@ static uint32_t pick(pool *p, const gemrun_request *q, gr_rng *rng)
 {
     uint32_t all = p->count;
     double total = 0, mass = 0;
-    for (uint32_t i = 0; i < all; i++) {
+    for (uint32_t i = 0; i < all; i++)
         total += (double)weight(p, p->ids[i]);
-    }
     make_heap(p->logits, p->ids, all, false);
     bool cut = q->top_p < 1.0f || q->min_p > 0.0f;
     while (cut && p->count > 0 && mass < (double)q->top_p * total) {
         float w = weight(p, p->ids[0]);
-        if (w < q->min_p && mass > 0) {
+        if (w < q->min_p && mass > 0)
             break;
-        }
         mass += (double)w;
         pop(p);
     }
@@ -204,9 +187,8 @@ static uint32_t pick(pool *p, const gemrun_request *q, gr_rng *rng)
     for (uint32_t i = 0; i < kept; i++) {
         id = i < all - p->count ? p->ids[all - 1 - i] : pop(p);
         sum += (double)weight(p, id);
-        if (sum > target) {
+        if (sum > target)
             break;
-        }
     }
     return id;
 }
@@ -216,17 +198,13 @@ gemrun_status gr_sample(gr_engine *e, const gemrun_request *q, gr_rng *rng, uint
     float *logits = (float *)(void *)e->buf[GB_BUF_LOGITS];
     uint32_t rows = e->v.conf.vocab_rows, best = UINT32_MAX;
     gemrun_status st = adjust(e, q, logits, rows);
-    if (st != GEMRUN_OK) {
+    if (st != GEMRUN_OK)
         return st;
-    }
-    for (uint32_t id = 0; id < rows; id++) {
-        if ((best == UINT32_MAX || logits[id] > logits[best]) && may_be_sampled(e, logits, id)) {
+    for (uint32_t id = 0; id < rows; id++)
+        if ((best == UINT32_MAX || logits[id] > logits[best]) && may_be_sampled(e, logits, id))
             best = id;
-        }
-    }
-    if (best == UINT32_MAX) { /* everything is banned */
+    if (best == UINT32_MAX) /* everything is banned */
         return gr_fail(&e->err, GEMRUN_E_SAMPLING, 0, rows, q->banned_count);
-    }
     *out_id = best;
     if (q->temperature > 0) {
         uint32_t *ids = (uint32_t *)(void *)e->buf[GB_BUF_CAND];

@@ -30,16 +30,13 @@ static uint64_t super_size(uint32_t format, uint64_t groups)
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
 {
     const gb_segment *s = segments + t->seg_first;
-    if (s->format == GB_FMT_VECTOR) {
+    if (s->format == GB_FMT_VECTOR)
         return gr_align(gr_mul(t->cols, 4), GB_LINE);
-    }
-    if (is_float(s->format)) {
+    if (is_float(s->format))
         return gr_align(gr_mul(t->cols, s->format == GB_FMT_F32 ? 64 : 32), GB_LINE);
-    }
     uint64_t size = GB_LINE; /* super-scales */
-    if (s->format == GB_FMT_Q8_ROWS) {
+    if (s->format == GB_FMT_Q8_ROWS)
         return gr_add(size, gr_mul(s->group_count, 256));
-    }
     for (uint32_t i = 0; i < t->seg_count; i++) {
         uint64_t full = s[i].group_count / GB_SUPERBLOCK, rest = s[i].group_count % GB_SUPERBLOCK;
         size = gr_add(size, gr_mul(full, super_size(s[i].format, GB_SUPERBLOCK)));
@@ -50,9 +47,8 @@ uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
 
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments)
 {
-    if (segments[t->seg_first].format == GB_FMT_VECTOR) {
+    if (segments[t->seg_first].format == GB_FMT_VECTOR)
         return gr_panel_size(t, segments);
-    }
     uint64_t panels = gr_mul(t->parts, t->rows_padded / GB_PANEL);
     return gr_mul(panels, gr_panel_size(t, segments));
 }
@@ -109,14 +105,12 @@ static uint64_t kv_scratch(const gr_view *v)
 static uint64_t query_size(const gr_view *v, uint64_t width)
 {
     uint64_t chunk = v->conf.chunk, groups = 0;
-    if (v->conf.kv_type != GB_KV_INT8) {
+    if (v->conf.kv_type != GB_KV_INT8)
         return gr_mul(gr_mul(chunk, width), 4);
-    }
     for (uint32_t i = 0; i < v->layer_count; i++) {
         const gb_layer *l = v->layers + i;
-        if (l->kv_group) {
+        if (l->kv_group)
             groups = gr_max(groups, gr_mul(l->heads, l->head_dim / l->kv_group));
-        }
     }
     uint64_t scales = gr_align(gr_mul(gr_mul(chunk, groups), 4), GB_LINE);
     return gr_add(gr_align(gr_mul(chunk, width), GB_LINE), scales);

@@ -22,11 +22,10 @@ static uint32_t lower(const uint64_t *a, uint32_t low, uint32_t high, unsigned s
 {
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (a[mid] >> shift < key) {
+        if (a[mid] >> shift < key)
             low = mid + 1;
-        } else {
+        else
             high = mid;
-        }
     }
     return low;
 }
@@ -48,9 +47,8 @@ const void *gr_take(gr_cursor *c, uint64_t count, uint64_t size)
         c->error = c->error != GR_TOK_OK ? c->error : GR_TOK_E_SIZE;
         return NULL;
     }
-    for (uint64_t i = end; i < next; i++) {
+    for (uint64_t i = end; i < next; i++)
         c->error = c->base[i] != 0 ? GR_TOK_E_PADDING : c->error;
-    }
     c->at = next;
     return p;
 }
@@ -60,12 +58,10 @@ static int check_header(const struct gb_tokn *h)
     const uint32_t counts[] = {h->n_merge, h->n_char,   h->n_whole,     h->n_node, h->n_range,
                                h->n_cell,  h->n_decomp, h->n_decomp_cp, h->n_comp, h->n_ccc};
     uint32_t bad = h->flags & ~(uint32_t)GB_TOKF_ALL;
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         bad |= counts[i] >> 24; /* no count of a real tokenizer comes near */
-    }
-    for (size_t i = 0; i < sizeof h->reserved / sizeof h->reserved[0]; i++) {
+    for (size_t i = 0; i < sizeof h->reserved / sizeof h->reserved[0]; i++)
         bad |= h->reserved[i];
-    }
     return bad != 0 || (h->kind != GB_TOK_SPM && h->kind != GB_TOK_BYTE) || h->vocab == 0
                    || h->vocab > GB_TOK_MAX_VOCAB || h->n_stop > GB_TOK_MAX_STOP
                    || h->n_stage > GB_TOK_MAX_STAGE || h->n_class > GB_TOK_MAX_CLASS
@@ -79,9 +75,8 @@ static int lay_out(const uint8_t *sec, size_t size, gr_tok *t)
     gr_cursor c = {sec, 0, size, GR_TOK_OK};
     const struct gb_tokn *h = t->h = gr_take(&c, 1, sizeof *h);
     int error = c.error != GR_TOK_OK ? c.error : check_header(h);
-    if (error != GR_TOK_OK) {
+    if (error != GR_TOK_OK)
         return error;
-    }
     t->merges = gr_take(&c, h->n_merge, 8);
     t->merge_first = gr_take(&c, (uint64_t)h->vocab + 1, 4);
     t->piece_block = gr_take(&c, (h->vocab + GB_TOK_BLOCK - 1) / GB_TOK_BLOCK, 4);
@@ -111,9 +106,8 @@ static int check_pieces(const gr_tok *t)
         uint32_t flags = t->flags[id];
         if ((id % GB_TOK_BLOCK == 0 && t->piece_block[id / GB_TOK_BLOCK] != at)
             || (flags & ~(uint32_t)GB_TOKEN_ALL)
-            || ((flags & GB_TOKEN_UNUSED) && t->piece_len[id] != 0)) {
+            || ((flags & GB_TOKEN_UNUSED) && t->piece_len[id] != 0))
             return GR_TOK_E_PIECE;
-        }
         at += t->piece_len[id];
     }
     return at == t->h->piece_bytes ? GR_TOK_OK : GR_TOK_E_PIECE;
@@ -132,34 +126,28 @@ static bool bad_plain(const gr_tok *t, uint64_t id)
 
 static bool unsorted(const uint64_t *a, uint32_t first, uint32_t end, unsigned shift)
 {
-    for (uint32_t i = first + 1; i < end; i++) {
-        if (a[i - 1] >> shift >= a[i] >> shift) {
+    for (uint32_t i = first + 1; i < end; i++)
+        if (a[i - 1] >> shift >= a[i] >> shift)
             return true;
-        }
-    }
     return false;
 }
 
 static int check_merges(const gr_tok *t)
 {
     uint32_t n = t->h->n_merge;
-    if (t->merge_first[0] != 0 || t->merge_first[t->h->vocab] != n) {
+    if (t->merge_first[0] != 0 || t->merge_first[t->h->vocab] != n)
         return GR_TOK_E_MERGE;
-    }
     for (uint32_t left = 0; left < t->h->vocab; left++) {
         uint32_t first = t->merge_first[left], end = t->merge_first[left + 1];
-        if (end < first || end > n || unsorted(t->merges, first, end, GB_MERGE_RIGHT)) {
+        if (end < first || end > n || unsorted(t->merges, first, end, GB_MERGE_RIGHT))
             return GR_TOK_E_MERGE;
-        }
     }
     for (uint32_t i = 0; i < n; i++) {
         uint64_t e = t->merges[i];
-        if (bad_id(t, e >> GB_MERGE_RIGHT) || bad_plain(t, GB_MERGE_NEW(e))) {
+        if (bad_id(t, e >> GB_MERGE_RIGHT) || bad_plain(t, GB_MERGE_NEW(e)))
             return GR_TOK_E_ID;
-        }
-        if (GB_MERGE_RANK(e) >= n) {
+        if (GB_MERGE_RANK(e) >= n)
             return GR_TOK_E_MERGE;
-        }
     }
     return GR_TOK_OK;
 }
@@ -169,21 +157,16 @@ static int check_ids(const gr_tok *t)
     const struct gb_tokn *h = t->h;
     bool bad = (h->bos != NONE && bad_id(t, h->bos)) || (h->unk != NONE && bad_id(t, h->unk))
                || ((h->flags & GB_TOKF_ADD_BOS) && h->bos == NONE);
-    for (uint32_t i = 0; i < 256; i++) {
+    for (uint32_t i = 0; i < 256; i++)
         bad = bad || (t->byte_id[i] != NONE && bad_plain(t, t->byte_id[i]));
-    }
-    for (uint32_t i = 0; i < h->n_char; i++) {
+    for (uint32_t i = 0; i < h->n_char; i++)
         bad = bad || bad_plain(t, (uint32_t)t->chars[i]);
-    }
-    for (uint32_t i = 0; i < h->n_whole; i++) {
+    for (uint32_t i = 0; i < h->n_whole; i++)
         bad = bad || bad_plain(t, t->whole[i]);
-    }
-    for (uint32_t i = 0; i < h->n_stop; i++) {
+    for (uint32_t i = 0; i < h->n_stop; i++)
         bad = bad || bad_id(t, t->stop[i]) || (i > 0 && t->stop[i] <= t->stop[i - 1]);
-    }
-    if (bad) {
+    if (bad)
         return GR_TOK_E_ID;
-    }
     return unsorted(t->chars, 0, h->n_char, GB_KEY) ? GR_TOK_E_ORDER : GR_TOK_OK;
 }
 
@@ -195,17 +178,13 @@ static int check_trie(const gr_tok *t)
         uint32_t end = i + 1 < n ? t->nodes[i + 1].first : n - 1;
         uint32_t id = t->nodes[i].id;
         if (first > end || end > n - 1 || (i == 0 && (first != 0 || id != NONE))
-            || (first < end && first < i)) { /* an edge never leads back, so every walk ends */
+            || (first < end && first < i)) /* an edge never leads back, so every walk ends */
             return GR_TOK_E_TRIE;
-        }
-        for (uint32_t k = first + 1; k < end; k++) {
-            if (t->edges[k] <= t->edges[k - 1]) {
+        for (uint32_t k = first + 1; k < end; k++)
+            if (t->edges[k] <= t->edges[k - 1])
                 return GR_TOK_E_TRIE;
-            }
-        }
-        if (id != NONE && bad_id(t, id)) {
+        if (id != NONE && bad_id(t, id))
             return GR_TOK_E_ID;
-        }
     }
     return GR_TOK_OK;
 }
@@ -214,9 +193,8 @@ static int check_trie(const gr_tok *t)
 static bool bad_ranges(const uint64_t *r, uint32_t n, uint32_t values)
 {
     bool bad = n == 0 || r[0] >> GB_KEY != 0 || unsorted(r, 0, n, GB_KEY);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         bad = bad || (uint32_t)r[i] >= values;
-    }
     return bad;
 }
 
@@ -229,9 +207,8 @@ static int check_split(const gr_tok *t)
         const struct gb_stage *g = &t->stages[s];
         uint64_t end = at + (uint64_t)g->states * (h->n_class + 1);
         bad = g->first != at || g->states < 2 || g->states > GB_TOK_MAX_STATE || end > h->n_cell;
-        for (; at < end && !bad; at++) {
+        for (; at < end && !bad; at++)
             bad = (t->cells[at] & GB_CELL_STATE) >= g->states;
-        }
     }
     return bad || at != h->n_cell ? GR_TOK_E_SPLIT : GR_TOK_OK;
 }
@@ -241,20 +218,17 @@ static int check_nfc(const gr_tok *t)
     const struct gb_tokn *h = t->h;
     bool bad = unsorted(t->decomp, 0, h->n_decomp, GB_KEY)
                || unsorted(t->comp, 0, h->n_comp, GB_COMP_PAIR);
-    if ((h->flags & GB_TOKF_NFC) == 0) {
+    if ((h->flags & GB_TOKF_NFC) == 0)
         return h->n_decomp + h->n_decomp_cp + h->n_comp + h->n_ccc ? GR_TOK_E_NFC : GR_TOK_OK;
-    }
     for (uint32_t i = 0, at = 0; i < h->n_decomp; i++) {
         uint32_t end = i + 1 < h->n_decomp ? (uint32_t)t->decomp[i + 1] : h->n_decomp_cp;
         bad = bad || (uint32_t)t->decomp[i] != at || end <= at || end > h->n_decomp_cp;
         at = end;
     }
-    for (uint32_t i = 0; i < h->n_decomp_cp; i++) {
+    for (uint32_t i = 0; i < h->n_decomp_cp; i++)
         bad = bad || t->decomp_cp[i] > LAST_CP;
-    }
-    for (uint32_t i = 0; i < h->n_comp; i++) {
+    for (uint32_t i = 0; i < h->n_comp; i++)
         bad = bad || GB_COMP_TO(t->comp[i]) > LAST_CP;
-    }
     return bad || bad_ranges(t->ccc, h->n_ccc, 256) ? GR_TOK_E_NFC : GR_TOK_OK;
 }
 
@@ -264,16 +238,13 @@ int gr_tok_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_tok *ou
                                                     check_trie,   check_split,  check_nfc};
     int error;
     memset(out, 0, sizeof *out);
-    if (((uintptr_t)sec & 7u) != 0) {
+    if (((uintptr_t)sec & 7u) != 0)
         return GR_TOK_E_SIZE;
-    }
     error = lay_out(sec, size, out);
-    if (error == GR_TOK_OK && out->h->vocab != vocab_rows) {
+    if (error == GR_TOK_OK && out->h->vocab != vocab_rows)
         error = GR_TOK_E_VOCAB;
-    }
-    for (size_t i = 0; error == GR_TOK_OK && i < sizeof checks / sizeof checks[0]; i++) {
+    for (size_t i = 0; error == GR_TOK_OK && i < sizeof checks / sizeof checks[0]; i++)
         error = checks[i](out);
-    }
     return error;
 }
 
@@ -286,15 +257,13 @@ size_t gr_utf8_next(const uint8_t *p, size_t n, uint32_t *cp, bool *cut)
     uint32_t high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* surrogates, above 10FFFF */
     *cut = false;
     *cp = c < 0x80 ? c : 0xFFFD;
-    if (c < 0xC2 || c > 0xF4) {
+    if (c < 0xC2 || c > 0xF4)
         return 1;
-    }
     c &= 0x7Fu >> need;
     for (uint32_t i = 1; i < need; i++) {
         *cut = i == n;
-        if (i == n || p[i] < low || p[i] > high) {
+        if (i == n || p[i] < low || p[i] > high)
             return i;
-        }
         c = c << 6 | (p[i] & 0x3Fu);
         low = 0x80;
         high = 0xBF;
@@ -307,9 +276,8 @@ size_t gr_utf8_put(uint32_t cp, uint8_t *out)
 {
     static const uint8_t lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
     size_t n = cp < 0x80 ? 1 : cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
-    for (size_t i = n; i-- > 1; cp >>= 6) {
+    for (size_t i = n; i-- > 1; cp >>= 6)
         out[i] = (uint8_t)(0x80u | (cp & 0x3Fu));
-    }
     out[0] = (uint8_t)(lead[n] | cp);
     return n;
 }
@@ -323,9 +291,8 @@ size_t gr_utf8_push(gr_utf8_stream *s, const uint8_t *in, size_t n, uint8_t *out
             uint32_t cp;
             bool cut;
             size_t used = gr_utf8_next(s->held, s->n, &cp, &cut);
-            if (cut) {
+            if (cut)
                 break;
-            }
             made += gr_utf8_put(cp, out + made);
             s->n = (uint8_t)(s->n - used);
             memmove(s->held, s->held + used, s->n);
@@ -346,9 +313,8 @@ size_t gr_utf8_flush(gr_utf8_stream *s, uint8_t *out)
 static const uint8_t *piece_at(const gr_tok *t, uint32_t id)
 {
     const uint8_t *p = t->pieces + t->piece_block[id / GB_TOK_BLOCK];
-    for (uint32_t i = id - id % GB_TOK_BLOCK; i < id; i++) {
+    for (uint32_t i = id - id % GB_TOK_BLOCK; i < id; i++)
         p += t->piece_len[i];
-    }
     return p;
 }
 
@@ -360,9 +326,8 @@ uint8_t gr_tok_flags(const gr_tok *t, uint32_t id)
 size_t gr_tok_piece_all(const gr_tok *t, uint32_t id, uint8_t *out)
 {
     size_t n = id < t->h->vocab ? t->piece_len[id] : 0;
-    if (n > 0) {
+    if (n > 0)
         memcpy(out, piece_at(t, id), n);
-    }
     return n;
 }
 
@@ -373,11 +338,9 @@ size_t gr_tok_piece(const gr_tok *t, uint32_t id, uint8_t *out)
 
 bool gr_tok_is_stop(const gr_tok *t, uint32_t id)
 {
-    for (uint32_t i = 0; i < t->h->n_stop; i++) {
-        if (t->stop[i] == id) {
+    for (uint32_t i = 0; i < t->h->n_stop; i++)
+        if (t->stop[i] == id)
             return true;
-        }
-    }
     return false;
 }
 
@@ -405,11 +368,10 @@ typedef struct {
 
 static void emit(job *j, uint32_t id)
 {
-    if (j->count < j->cap) {
+    if (j->count < j->cap)
         j->out[j->count++] = id;
-    } else if (j->error == 0) {
+    else if (j->error == 0)
         j->error = GR_TOK_E_CAP;
-    }
 }
 
 /* The merge of two tokens, or NULL. */
@@ -440,9 +402,8 @@ static void play_leaf(word *w, uint32_t block)
 {
     uint32_t best = block * BLOCK;
     uint32_t end = w->n - best < BLOCK ? w->n : best + BLOCK;
-    for (uint32_t i = best + 1; i < end; i++) {
+    for (uint32_t i = best + 1; i < end; i++)
         best = w->rank[i] < w->rank[best] ? i : best;
-    }
     w->win[w->blocks + block] = best;
 }
 
@@ -458,23 +419,19 @@ static void set_rank(word *w, uint32_t p, uint32_t rank)
     if (w->rank[p] != rank) {
         w->rank[p] = rank;
         play_leaf(w, p / BLOCK);
-        for (uint32_t i = (w->blocks + p / BLOCK) / 2; i > 0; i /= 2) {
+        for (uint32_t i = (w->blocks + p / BLOCK) / 2; i > 0; i /= 2)
             play_node(w, i);
-        }
     }
 }
 
 static void merge_word(word *w)
 {
-    for (uint32_t i = 0; i < w->n; i++) {
+    for (uint32_t i = 0; i < w->n; i++)
         w->rank[i] = i + 1 < w->n ? rank_of(w->t, w->id[i], w->id[i + 1]) : NONE;
-    }
-    for (uint32_t b = 0; b < w->blocks; b++) {
+    for (uint32_t b = 0; b < w->blocks; b++)
         play_leaf(w, b);
-    }
-    for (uint32_t i = w->blocks - 1; i > 0; i--) {
+    for (uint32_t i = w->blocks - 1; i > 0; i--)
         play_node(w, i);
-    }
     while (w->rank[w->win[1]] != NONE) {
         uint32_t p = w->win[1], q = after(w, p), end = after(w, q);
         w->id[p] = GB_MERGE_NEW(*merge_of(w->t, w->id[p], w->id[q]));
@@ -513,9 +470,8 @@ static bool first_symbols(word *w, const uint8_t *p, size_t len, size_t cap)
             unknown = symbol == NONE;
             symbol = unknown ? t->h->unk : symbol;
             if (symbol != NONE && !(unknown && (again || i > 0))) { /* one unk per character */
-                if (w->n >= cap) {
+                if (w->n >= cap)
                     return false;
-                }
                 w->id[w->n++] = symbol;
             }
         }
@@ -531,14 +487,12 @@ static uint32_t whole_word(const gr_tok *t, const uint8_t *p, size_t len)
         uint32_t mid = low + (high - low) / 2, id = t->whole[mid];
         size_t n = t->piece_len[id];
         int order = memcmp(piece_at(t, id), p, n < len ? n : len);
-        if (order == 0 && n == len) {
+        if (order == 0 && n == len)
             return id;
-        }
-        if (order < 0 || (order == 0 && n < len)) {
+        if (order < 0 || (order == 0 && n < len))
             low = mid + 1;
-        } else {
+        else
             high = mid;
-        }
     }
     return NONE;
 }
@@ -559,12 +513,10 @@ static void encode_word(job *j, const uint8_t *p, size_t len)
     w.blocks = (w.n + BLOCK - 1) / BLOCK;
     w.rank = w.id + w.n;
     w.win = w.rank + w.n;
-    if (w.n > 1) {
+    if (w.n > 1)
         merge_word(&w);
-    }
-    for (uint32_t i = 0; i < w.n; i = after(&w, i)) {
+    for (uint32_t i = 0; i < w.n; i = after(&w, i))
         emit(j, w.id[i]);
-    }
 }
 
 /* ---- splitting ---- */
@@ -595,9 +547,8 @@ static size_t match_at(const gr_tok *t, const struct gb_stage *s, const uint8_t 
 static size_t next_part(const gr_tok *t, const struct gb_stage *s, const uint8_t *p, size_t len)
 {
     size_t match = match_at(t, s, p, len), at = 0;
-    if (match > 0) {
+    if (match > 0)
         return match;
-    }
     while (at < len && match == 0) {
         uint32_t cp;
         bool cut;
@@ -612,12 +563,10 @@ static void encode_words(job *j, const uint8_t *p, size_t len)
     size_t end[GB_TOK_MAX_STAGE + 1] = {len}; /* end of the current part of every stage */
     uint32_t level = 0;
     for (size_t at = 0; at < len; at = end[level]) {
-        while (level > 0 && end[level] == at) {
+        while (level > 0 && end[level] == at)
             level--;
-        }
-        for (; level < j->t->h->n_stage; level++) {
+        for (; level < j->t->h->n_stage; level++)
             end[level + 1] = at + next_part(j->t, &j->t->stages[level], p + at, end[level] - at);
-        }
         encode_word(j, p + at, end[level] - at);
     }
 }
@@ -642,9 +591,8 @@ enum {
 
 static bool put_points(points *v, const uint32_t *cp, size_t n)
 {
-    if (v->cap - v->n < n) {
+    if (v->cap - v->n < n)
         return false;
-    }
     memcpy(v->cp + v->n, cp, n * sizeof *cp);
     v->n += n;
     return true;
@@ -660,9 +608,8 @@ static bool decompose(const gr_tok *t, points *v, uint32_t cp)
         return put_points(v, jamo, s % T_COUNT != 0 ? 3 : 2);
     }
     i = cp < 0xC0 ? n : lower(t->decomp, 0, n, GB_KEY, cp); /* none below */
-    if (i == n || t->decomp[i] >> GB_KEY != cp) {
+    if (i == n || t->decomp[i] >> GB_KEY != cp)
         return put_points(v, &cp, 1);
-    }
     end = i + 1 < n ? (uint32_t)t->decomp[i + 1] : t->h->n_decomp_cp;
     return put_points(v, t->decomp_cp + (uint32_t)t->decomp[i], end - (uint32_t)t->decomp[i]);
 }
@@ -676,16 +623,13 @@ static uint32_t class_of(const gr_tok *t, uint32_t cp)
 static void count_sort(const gr_tok *t, uint32_t *cp, size_t n, uint32_t *spare)
 {
     uint32_t start[257] = {0};
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         start[class_of(t, cp[i]) + 1]++;
-    }
-    for (size_t c = 1; c < 257; c++) {
+    for (size_t c = 1; c < 257; c++)
         start[c] += start[c - 1];
-    }
     memcpy(spare, cp, n * sizeof *cp);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         cp[start[class_of(t, spare[i])]++] = spare[i];
-    }
 }
 
 static void reorder(const gr_tok *t, points *v, uint32_t *spare)
@@ -693,9 +637,8 @@ static void reorder(const gr_tok *t, points *v, uint32_t *spare)
     for (size_t i = 0, end; i < v->n; i = end + 1) {
         for (end = i; end < v->n && class_of(t, v->cp[end]) != 0; end++) {
         }
-        if (end - i > 1) {
+        if (end - i > 1)
             count_sort(t, v->cp + i, end - i, spare);
-        }
     }
 }
 
@@ -703,12 +646,10 @@ static uint32_t compose_pair(const gr_tok *t, uint32_t a, uint32_t b)
 {
     uint64_t key = (uint64_t)a << 21 | b;
     uint32_t i;
-    if (a - L_BASE < L_COUNT && b - V_BASE < V_COUNT) {
+    if (a - L_BASE < L_COUNT && b - V_BASE < V_COUNT)
         return S_BASE + ((a - L_BASE) * V_COUNT + (b - V_BASE)) * T_COUNT;
-    }
-    if (a - S_BASE < S_COUNT && (a - S_BASE) % T_COUNT == 0 && b - T_BASE - 1 < T_COUNT - 1) {
+    if (a - S_BASE < S_COUNT && (a - S_BASE) % T_COUNT == 0 && b - T_BASE - 1 < T_COUNT - 1)
         return a + (b - T_BASE);
-    }
     i = lower(t->comp, 0, t->h->n_comp, GB_COMP_PAIR, key);
     return i < t->h->n_comp && t->comp[i] >> GB_COMP_PAIR == key ? GB_COMP_TO(t->comp[i]) : NONE;
 }
@@ -719,9 +660,8 @@ static void compose(const gr_tok *t, points *v)
     uint32_t last = 0; /* combining class of what was kept last after the starter */
     for (size_t i = 0; i < v->n; i++) {
         uint32_t cp = v->cp[i], c = class_of(t, cp), both = NONE;
-        if (starter != SIZE_MAX && (starter + 1 == made || (last != 0 && last < c))) {
+        if (starter != SIZE_MAX && (starter + 1 == made || (last != 0 && last < c)))
             both = compose_pair(t, v->cp[starter], cp);
-        }
         if (both != NONE) {
             v->cp[starter] = both;
             continue;
@@ -754,9 +694,8 @@ static size_t rewrite(job *j, const uint8_t *p, size_t len)
         fits = j->norm_cap - made >= 4;
         made += fits ? gr_utf8_put(v.cp[i], j->norm + made) : 0;
     }
-    if (!fits && j->error == 0) {
+    if (!fits && j->error == 0)
         j->error = GR_TOK_E_SCRATCH;
-    }
     return fits ? made : 0;
 }
 
@@ -770,12 +709,10 @@ static size_t added_at(const job *j, const uint8_t *p, size_t len, uint32_t *out
     size_t best = 0;
     for (size_t at = 0; at < len; at++) {
         uint32_t k = t->nodes[node].first, end = node + 1 < n ? t->nodes[node + 1].first : n - 1;
-        while (k < end && t->edges[k] < p[at]) {
+        while (k < end && t->edges[k] < p[at])
             k++;
-        }
-        if (k == end || t->edges[k] != p[at]) {
+        if (k == end || t->edges[k] != p[at])
             break;
-        }
         node = k + 1;
         if (t->nodes[node].id != NONE
             && (j->allow_control || !(t->flags[t->nodes[node].id] & GB_TOKEN_CONTROL))) {
@@ -800,9 +737,8 @@ int64_t gr_tok_encode(const gr_tok *t, const uint8_t *text, size_t len, bool all
 {
     job j = {t, allow_control, 0, out_ids, cap, 0, scratch, 0, NULL, 0};
     size_t from = 0, at = 0;
-    if (len > MAX_TEXT || ((uintptr_t)scratch & 7u) != 0 || scratch_size < len * 3 + 16) {
+    if (len > MAX_TEXT || ((uintptr_t)scratch & 7u) != 0 || scratch_size < len * 3 + 16)
         return GR_TOK_E_SCRATCH;
-    }
     j.norm_cap = (len * 3 + 16) & ~(size_t)7;
     j.work = j.norm + j.norm_cap;
     j.work_cap = scratch_size - j.norm_cap;
