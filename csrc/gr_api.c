@@ -152,6 +152,21 @@ static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *
     return GEMRUN_OK;
 }
 
+static gemrun_status choose_kernels(gemrun_context_t *ctx, const char *wanted)
+{
+    gr_kernels *k = &ctx->kern;
+    if (!gr_kernels_pick(k, wanted ? wanted : gr_port_kernel()))
+        return gr_fail(&ctx->e.err, GEMRUN_E_KERNEL, 0, 0, 0);
+    size_t first = strlen(k->gemv_name), second = strlen(k->gemm_name); /* a name has at most 15 */
+    memcpy(ctx->kernel, k->gemv_name, first);
+    if (k->gemv_name != k->gemm_name) {
+        ctx->kernel[first] = '/';
+        memcpy(ctx->kernel + first + 1, k->gemm_name, second);
+    }
+    ctx->e.kern = k;
+    return GEMRUN_OK;
+}
+
 /* Everything of the config that the artifact has a say in. */
 static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
 {
@@ -165,11 +180,8 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
     if (e->chunk > c->chunk) {
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BATCH, c->chunk, e->chunk);
     }
-    e->kern = gr_kernels_pick(q->kernel);
-    if (!e->kern) {
-        return gr_fail(&e->err, GEMRUN_E_KERNEL, 0, 0, 0);
-    }
-    return choose_threads(ctx, q);
+    gemrun_status st = choose_kernels(ctx, q->kernel);
+    return st == GEMRUN_OK ? choose_threads(ctx, q) : st;
 }
 
 static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
@@ -430,7 +442,7 @@ gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
         .threads_planned = v->conf.threads, .has_chat = v->has_chat, .stop_id_count = t->n_stop,
         .stop_ids = v->tok.stop, .bos_id = t->bos == GB_TOK_NONE ? -1 : (int32_t)t->bos,
         .kv_type = v->conf.kv_type, .name = ctx->name, .family = ctx->family,
-        .target = ctx->target, .kernel = gr_kernels_name(ctx->e.kern)};
+        .target = ctx->target, .kernel = ctx->kernel};
     return GEMRUN_OK;
 }
 

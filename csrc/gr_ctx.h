@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "gr_kern.h"
 #include "gr_port.h"
 
 struct gemrun_context { /* at the start of the engine block */
@@ -19,7 +20,8 @@ struct gemrun_context { /* at the start of the engine block */
     uint64_t rng_seed;
     bool rng_ready;
     gemrun_stats last;             /* of the last run */
-    char name[65], family[17], target[17];
+    gr_kernels kern;               /* of this processor, or the forced one */
+    char name[65], family[17], target[17], kernel[40];
 };
 
 typedef struct gr_call { /* what a call changes on its thread and puts back */

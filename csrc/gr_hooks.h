@@ -16,5 +16,7 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
  * or a status. */
 int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, gr_capture capture,
                                void *user);
+/* Names of the kernels that this processor runs, ascending; NULL behind the last. */
+const char *gemrun_internal_kernel(uint32_t i);
 
 #endif

@@ -132,10 +132,21 @@ gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint
 gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count);
 void gr_kv_reset(gr_engine *e);
 
-/* ---- kernels ---- */
-const gr_kernels *gr_kernels_pick(const char *name); /* NULL name: best; NULL result: cannot run */
-const char *gr_kernels_name(const gr_kernels *k);
-bool gr_cpu_has_avx2_fma(void); /* gr_port_*.c: cpuid and the state saved by the system */
+/* ---- kernels (gr_pick.c) ---- */
+typedef enum gr_cpu { /* what a processor has and the system saves: bits of gr_port_cpu */
+    GR_CPU_AVX2 = 1, /* with FMA and F16C */
+    GR_CPU_AVX_VNNI = 2,
+    GR_CPU_AVX512_VNNI = 4, /* with F, BW, DQ and VL */
+    GR_CPU_NEON = 8, /* Armv8; on Armv7 with VFPv4 */
+    GR_CPU_DOTPROD = 16,
+    GR_CPU_I8MM = 32,
+    GR_CPU_RVV = 64 /* 1.0 */
+} gr_cpu;
+/* Fill `out` for this processor: the best of everything, or nothing better than `name`: a kernel,
+ * or one for GEMV and one for GEMM with a slash between. NULL: the best. False: the name is unknown
+ * or the processor cannot run it. */
+bool gr_kernels_pick(gr_kernels *out, const char *name);
+const char *gr_kernels_at(uint32_t i); /* names of those that run here, ascending; NULL: end */
 
 /* ---- sampling (gr_sample.c) ---- */
 typedef struct gr_rng {

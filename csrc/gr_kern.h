@@ -46,11 +46,17 @@ typedef struct gr_span {
     uint32_t count;
 } gr_span;
 
+/* y[t][0..width) = rows of panels first.. times the activations of tokens token.. */
+typedef void (*gr_product)(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
+                           uint32_t tokens, uint32_t width, float *y, size_t ldy);
+
+/* What an instruction set does itself. A table may leave places empty: at open the tables that the
+ * processor can run are laid over each other, the plain one first (gr_pick.c). */
 typedef struct gr_kernels {
-    const char *name;
-    /* y[t][0..width) = rows of panels first.. times the activations of tokens token.. */
-    void (*gemm)(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token, uint32_t tokens,
-                 uint32_t width, float *y, size_t ldy);
+    const char *name, *gemv_name, *gemm_name; /* the last two are filled in by gr_kernels_pick */
+    gr_product gemv; /* quantised weights, one token: limited by memory */
+    gr_product gemm; /* quantised weights, any number of tokens: limited by arithmetic */
+    gr_product gemm_float; /* GB_FMT_F32, GB_FMT_F16 */
     /* x[n] -> token t of a; false: not finite */
     bool (*act)(const float *x, gr_act *a, uint32_t t, uint32_t first_group, uint32_t n);
     /* RMSNorm; y may be x; false: not finite */
@@ -60,11 +66,14 @@ typedef struct gr_kernels {
     void (*rope)(float *x, const float *table, uint32_t pairs); /* table: cos, then sin */
     bool (*quantise)(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale);
     /* scores of q at every position of the span, before the score scale */
-    void (*score)(uint32_t kv_type, const void *q, const uint16_t *qs, const gr_span *s,
-                  uint32_t dim, uint32_t group, float *out);
+    void (*score)(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
+                  uint32_t group, float *out);
+    void (*score_float)(uint32_t kv_type, const float *q, const gr_span *s, uint32_t dim,
+                        float *out);
     /* out[dim] += probabilities times values */
-    void (*value)(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim, uint32_t group,
-                  float *out);
+    void (*value)(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out);
+    void (*value_float)(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
+                        float *out);
     /* s[i] -> exp(s[i] * scale, capped, less the maximum), i from skip (0..15) to n; s[0] stands at
      * a position divisible by 16; s[0..skip) becomes 0. Returns the sum. */
     float (*softmax)(float *s, uint32_t skip, uint32_t n, float scale, float cap);
@@ -73,10 +82,12 @@ typedef struct gr_kernels {
     void (*add)(float *x, const float *y, uint32_t n); /* x += y */
 } gr_kernels;
 
-/* gr_kernels_base everywhere, gr_kernels_avx2 on x86-64: gr_kern_ref.c, compiled twice. */
+/* gr_kern_ref.c, complete: everywhere, and a second time compiled for AVX2. */
 extern const gr_kernels gr_kernels_base;
-#if defined(__x86_64__) && !defined(GR_BASE_ONLY)
+#ifndef GR_BASE_ONLY
+#if defined(__x86_64__)
 extern const gr_kernels gr_kernels_avx2;
+#endif
 #endif
 
 float gr_sqrtf(float x); /* gr_math.c: correctly rounded */

@@ -291,10 +291,9 @@ static void float_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_
     }
 }
 
-static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
-                   uint32_t tokens, uint32_t width, float *y, size_t ldy)
+GR_INLINE void tiles(bool floats, const gr_mat *m, const gr_act *a, uint32_t first,
+                     uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    bool floats = m->seg[0].format == GB_FMT_F32 || m->seg[0].format == GB_FMT_F16;
     for (uint32_t col = 0; col < width; col += PANEL, first++) {
         size_t bytes = sizeof(float) * (width - col < PANEL ? width - col : PANEL);
         for (uint32_t t = 0, n; t < tokens; t += n) {
@@ -310,6 +309,18 @@ static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t to
                 memcpy(y + (t + i) * ldy + col, acc[i], bytes);
         }
     }
+}
+
+static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
+                   uint32_t tokens, uint32_t width, float *y, size_t ldy)
+{
+    tiles(false, m, a, first, token, tokens, width, y, ldy);
+}
+
+static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
+                         uint32_t tokens, uint32_t width, float *y, size_t ldy)
+{
+    tiles(true, m, a, first, token, tokens, width, y, ldy);
 }
 
 /* ---- sums to one scalar: 16 lanes, one tree ---- */
@@ -501,8 +512,8 @@ GR_INLINE int32_t dot_i8(const int16_t *q, const int8_t *k, uint32_t n)
     return sum + dot_fixed(q, k, n);
 }
 
-static void score_i8(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
-                     uint32_t group, float *out)
+static void k_score(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
+                    uint32_t group, float *out)
 {
     int16_t wide[GB_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < dim; i++)
@@ -519,13 +530,9 @@ static void score_i8(const int8_t *q, const uint16_t *qs, const gr_span *s, uint
     }
 }
 
-static void k_score(uint32_t kv_type, const void *q, const uint16_t *qs, const gr_span *s,
-                    uint32_t dim, uint32_t group, float *out)
+static void k_score_float(uint32_t kv_type, const float *q, const gr_span *s, uint32_t dim,
+                          float *out)
 {
-    if (kv_type == GB_KV_INT8) {
-        score_i8(q, qs, s, dim, group, out);
-        return;
-    }
     for (uint32_t p = 0; p < s->count; p++) {
         float wide[GB_MAX_HEAD_DIM];
         const float *k = wide;
@@ -561,7 +568,7 @@ GR_INLINE void value_block(uint32_t kv_type, const float *e, const gr_span *s, u
     memcpy(out + first, acc, n * sizeof *acc);
 }
 
-static void value_i8(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
+static void k_value(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
 {
     uint32_t n = group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
     for (uint32_t i = 0; i < dim; i += n) {
@@ -574,13 +581,9 @@ static void value_i8(const float *e, const gr_span *s, uint32_t dim, uint32_t gr
     }
 }
 
-static void k_value(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
-                    uint32_t group, float *out)
+static void k_value_float(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
+                          float *out)
 {
-    if (kv_type == GB_KV_INT8) {
-        value_i8(e, s, dim, group, out);
-        return;
-    }
     uint32_t n = dim % 32 == 0 ? 32 : 1;
     for (uint32_t i = 0; i < dim; i += n) {
         if (kv_type == GB_KV_F16 && n == 32)
@@ -624,7 +627,9 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
 }
 
 const gr_kernels GR_TABLE = {
-    .name = GR_NAME, .gemm = k_gemm, .act = k_act, .norm = k_norm, .norm_act = k_norm_act,
-    .glu = k_glu, .rope = k_rope, .quantise = k_quantise, .score = k_score, .value = k_value,
-    .softmax = k_softmax, .finite = k_finite, .softcap = k_softcap, .add = k_add,
+    .name = GR_NAME, .gemv = k_gemm, .gemm = k_gemm, .gemm_float = k_gemm_float, .act = k_act,
+    .norm = k_norm, .norm_act = k_norm_act, .glu = k_glu, .rope = k_rope, .quantise = k_quantise,
+    .score = k_score, .score_float = k_score_float, .value = k_value,
+    .value_float = k_value_float, .softmax = k_softmax, .finite = k_finite,
+    .softcap = k_softcap, .add = k_add,
 };

@@ -73,6 +73,17 @@ static bool takes_floats(const gr_view *v, const gb_tensor *t)
     return format == GB_FMT_F32 || format == GB_FMT_F16;
 }
 
+static void multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint32_t first,
+                     uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
+{
+    const gr_kernels *k = e->kern;
+    uint32_t format = m->seg->format; /* float formats have one segment */
+    gr_product product = tokens == 1 ? k->gemv : k->gemm;
+    if (format == GB_FMT_F32 || format == GB_FMT_F16)
+        product = k->gemm_float;
+    product(m, a, first, token, tokens, width, y, ldy);
+}
+
 /* An activation buffer in the forms that its consumers want: codes, then floats. */
 static gr_act activations(const gr_fwd *f, uint32_t kind, uint32_t cols, bool codes, bool floats)
 {
@@ -293,7 +304,7 @@ static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t hea
     bool ok = true;
     for (uint32_t first = 0; first < f->count; first += n) {
         n = least(some, f->count - first);
-        e->kern->gemm(&m, &f->xn, panel, first, n, width, y, width);
+        multiply(e, &m, &f->xn, panel, first, n, width, y, width);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t h = 0; h < heads; h++)
                 ok &= finish_head(f, role, first + i, head + h, y + (size_t)i * width + h * dim);
@@ -326,19 +337,27 @@ static void attend(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t he
     uint32_t begin = l->window && end > l->window ? end - l->window : 0, skip = begin % 16;
     float *s = (float *)(void *)e->buf[GB_BUF_SCORES] + (size_t)thread * e->v.conf.context;
     size_t row = (size_t)token * l->heads + head;
-    const uint8_t *q = e->buf[GB_BUF_Q] + row * dim * (type == GB_KV_INT8 ? 1 : sizeof(float));
-    const uint16_t *qs = type == GB_KV_INT8 ? query_scales(e, l) + row * (dim / group) : NULL;
+    bool codes = type == GB_KV_INT8;
+    const uint8_t *q = e->buf[GB_BUF_Q] + row * dim * (codes ? 1 : sizeof(float));
+    const uint16_t *qs = codes ? query_scales(e, l) + row * (dim / group) : NULL;
     gr_span span;
     for (uint32_t p = begin; p < end; p += span.count) {
         span = gr_kv_span(e, l, kv_head, p, end);
-        e->kern->score(type, q, qs, &span, dim, group, s + skip + (p - begin));
+        float *to = s + skip + (p - begin);
+        if (codes)
+            e->kern->score((const int8_t *)q, qs, &span, dim, group, to);
+        else
+            e->kern->score_float(type, (const float *)(const void *)q, &span, dim, to);
     }
     float cap = l->flags & GB_LAYERF_ATTN_SOFTCAP ? l->attn_softcap : 0.0f;
     float total = e->kern->softmax(s, skip, skip + (end - begin), l->score_scale, cap);
     memset(out, 0, dim * sizeof *out);
     for (uint32_t p = begin; p < end; p += span.count) {
         span = gr_kv_span(e, l, kv_head, p, end);
-        e->kern->value(type, s + skip + (p - begin), &span, dim, group, out);
+        if (codes)
+            e->kern->value(s + skip + (p - begin), &span, dim, group, out);
+        else
+            e->kern->value_float(type, s + skip + (p - begin), &span, dim, out);
     }
     for (uint32_t i = 0; i < dim; i++)
         out[i] = out[i] / total;
@@ -368,8 +387,8 @@ static void product(gr_fwd *f, uint32_t role, const gr_act *a, uint32_t thread, 
     uint32_t rows = f->e->v.conf.hidden;
     gr_range r = share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
     for (uint32_t u = r.from; u < r.to; u++)
-        f->e->kern->gemm(&m, a, 2 * u, 0, f->count, least(GB_UNIT, rows - GB_UNIT * u),
-                         f->y + (size_t)GB_UNIT * u, rows);
+        multiply(f->e, &m, a, 2 * u, 0, f->count, least(GB_UNIT, rows - GB_UNIT * u),
+                 f->y + (size_t)GB_UNIT * u, rows);
 }
 
 static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
@@ -383,7 +402,7 @@ static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
         uint32_t rows = least(GB_UNIT, f->l->ffn - GB_UNIT * u), half = least(rows, GB_PANEL), n;
         for (uint32_t first = 0; first < f->count; first += n) {
             n = least(SOME, f->count - first);
-            kern->gemm(&m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y, WIDTH);
+            multiply(f->e, &m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y, WIDTH);
             for (uint32_t i = 0; i < n; i++) {
                 const float *g = y + WIDTH * i;
                 kern->glu(f->l->act, g, g + GB_PANEL, h);
@@ -405,7 +424,7 @@ static void head(gr_fwd *f, uint32_t thread, uint32_t threads)
     for (uint32_t u = r.from; u < r.to; u++) {
         uint32_t rows = least(GB_UNIT, conf->vocab_rows - GB_UNIT * u);
         float *z = (float *)(void *)e->buf[GB_BUF_LOGITS] + (size_t)GB_UNIT * u;
-        e->kern->gemm(&m, &f->xn, 2 * u, 0, 1, rows, z, GB_UNIT);
+        multiply(e, &m, &f->xn, 2 * u, 0, 1, rows, z, GB_UNIT);
         f->bad[thread] |= !e->kern->finite(z, rows);
         if (conf->flags & GB_CONFF_FINAL_SOFTCAP)
             e->kern->softcap(z, rows, conf->final_softcap);
@@ -555,26 +574,4 @@ gemrun_status gr_model_bind(gr_engine *e)
             return gr_fail(&e->err, GEMRUN_E_TENS, GB_SEC_TENS, f.l->tens_count, f.layer);
     }
     return GEMRUN_OK;
-}
-
-static bool is_named(const gr_kernels *k, const char *name)
-{
-    return strlen(name) == strlen(k->name) && memcmp(name, k->name, strlen(name)) == 0;
-}
-
-const gr_kernels *gr_kernels_pick(const char *name)
-{
-    const gr_kernels *best = &gr_kernels_base;
-#if defined(__x86_64__) && !defined(GR_BASE_ONLY)
-    if (gr_cpu_has_avx2_fma())
-        best = &gr_kernels_avx2;
-#endif
-    if (!name || is_named(best, name))
-        return best;
-    return is_named(&gr_kernels_base, name) ? &gr_kernels_base : NULL;
-}
-
-const char *gr_kernels_name(const gr_kernels *k)
-{
-    return k->name;
 }

@@ -34,6 +34,8 @@ void gr_port_unpin(void); /* what it was before the first pin; nothing where the
 uint64_t gr_nth_bit(uint64_t mask, uint32_t n); /* the n-th set bit alone, from 0; 0: none */
 const char *gr_port_reason(uint64_t found); /* text of gr_error.found of E_OPEN and E_MAP */
 char *gr_port_text(size_t *out_capacity);   /* the calling thread's error text */
+uint32_t gr_port_cpu(void); /* gr_cpu bits: what the processor has and the system saves */
+const char *gr_port_kernel(void); /* the kernel that the environment forces, or NULL */
 void gr_port_features(char *out, size_t capacity); /* names of the CPU's vector extensions */
 
 /* The team lives in memory of the caller: gr_team_bytes, on 64 bytes. Every worker has a stack of

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,7 +21,7 @@
 #include <unistd.h>
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
-#elif defined(__aarch64__) || defined(__arm__)
+#elif defined(__aarch64__) || defined(__arm__) || defined(__riscv)
 #include <sys/auxv.h>
 #endif
 
@@ -368,10 +369,15 @@ uint32_t gr_port_cores(const char *root)
 /* ---- processor ---- */
 
 #if defined(__x86_64__) || defined(__i386__)
-static bool cpu_bit(unsigned leaf, unsigned reg, unsigned bit)
+static bool cpu_bit_of(unsigned leaf, unsigned part, unsigned reg, unsigned bit)
 {
     unsigned r[4] = {0};
-    return __get_cpuid_count(leaf, 0, r, r + 1, r + 2, r + 3) && (r[reg] >> bit & 1);
+    return __get_cpuid_count(leaf, part, r, r + 1, r + 2, r + 3) && (r[reg] >> bit & 1);
+}
+
+static bool cpu_bit(unsigned leaf, unsigned reg, unsigned bit)
+{
+    return cpu_bit_of(leaf, 0, reg, bit);
 }
 
 static uint32_t saved_state(void) /* which registers the system saves: bit 2 is AVX's */
@@ -383,40 +389,55 @@ static uint32_t saved_state(void) /* which registers the system saves: bit 2 is 
     return low;
 }
 
-bool gr_cpu_has_avx2_fma(void)
+uint32_t gr_port_cpu(void)
 {
-    return (saved_state() & 6) == 6 && cpu_bit(7, 1, 5) && cpu_bit(1, 2, 12) && cpu_bit(1, 2, 29);
-}
-
-void gr_port_features(char *out, size_t capacity)
-{
-    uint32_t saved = saved_state();
-    bool avx = (saved & 6) == 6, wide = (saved & 0xe6) == 0xe6;
-    snprintf(out, capacity, "sse2%s%s%s%s%s", avx && cpu_bit(1, 2, 28) ? " avx" : "",
-             gr_cpu_has_avx2_fma() ? " avx2 fma f16c" : "",
-             wide && cpu_bit(7, 1, 16) ? " avx512f" : "",
-             wide && cpu_bit(7, 2, 11) ? " avx512vnni" : "",
-             wide && cpu_bit(7, 3, 24) ? " amx-tile" : "");
+    uint32_t saved = saved_state(), cpu = 0;
+    bool avx2 = cpu_bit(7, 1, 5) && cpu_bit(1, 2, 12) && cpu_bit(1, 2, 29);
+    bool avx512 = cpu_bit(7, 1, 16) && cpu_bit(7, 1, 17) && cpu_bit(7, 1, 30) && cpu_bit(7, 1, 31);
+    if ((saved & 6) == 6 && avx2) {
+        cpu |= GR_CPU_AVX2;
+        cpu |= cpu_bit_of(7, 1, 0, 4) ? GR_CPU_AVX_VNNI : 0;
+        cpu |= (saved & 0xe6) == 0xe6 && avx512 && cpu_bit(7, 2, 11) ? GR_CPU_AVX512_VNNI : 0;
+    }
+    return cpu;
 }
 #else
-bool gr_cpu_has_avx2_fma(void)
+uint32_t gr_port_cpu(void)
 {
-    return false;
-}
-
-void gr_port_features(char *out, size_t capacity)
-{
+    uint32_t cpu = 0;
 #if defined(__aarch64__)
     unsigned long a = getauxval(AT_HWCAP), b = getauxval(AT_HWCAP2);
-    snprintf(out, capacity, "neon%s%s%s", a >> 20 & 1 ? " dotprod" : "", b >> 13 & 1 ? " i8mm" : "",
-             a >> 22 & 1 ? " sve" : "");
+    cpu |= a >> 1 & 1 ? GR_CPU_NEON : 0;
+    cpu |= a >> 20 & 1 ? GR_CPU_DOTPROD : 0;
+    cpu |= b >> 13 & 1 ? GR_CPU_I8MM : 0;
 #elif defined(__arm__)
-    snprintf(out, capacity, "%s", getauxval(AT_HWCAP) >> 12 & 1 ? "neon" : "vfp");
-#else
-    snprintf(out, capacity, "scalar");
+    cpu |= (getauxval(AT_HWCAP) >> 12 & 1) && (getauxval(AT_HWCAP) >> 16 & 1) ? GR_CPU_NEON : 0;
+#elif defined(__riscv)
+    cpu |= getauxval(AT_HWCAP) >> ('V' - 'A') & 1 ? GR_CPU_RVV : 0;
 #endif
+    return cpu;
 }
 #endif
+
+void gr_port_features(char *out, size_t capacity)
+{
+    static const char *const names[] = {"avx2+fma", "avx-vnni", "avx512-vnni", "neon",
+                                        "dotprod", "i8mm", "rvv"};
+    uint32_t cpu = gr_port_cpu();
+    size_t n = 0;
+    snprintf(out, capacity, "no vector extension");
+    for (uint32_t i = 0; i < sizeof names / sizeof *names && n < capacity; i++) {
+        if (cpu >> i & 1) {
+            n += (size_t)snprintf(out + n, capacity - n, "%s%s", n ? " " : "", names[i]);
+        }
+    }
+}
+
+const char *gr_port_kernel(void)
+{
+    const char *name = getenv("GEMRUN_KERNEL");
+    return name && *name ? name : NULL;
+}
 
 /* Rounding to nearest, nothing flushed to zero (NUMERICS F1). */
 uint64_t gr_fp_enter(void)

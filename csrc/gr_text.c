@@ -228,11 +228,11 @@ static void put_plan(writer *w, const gr_error *e)
 
 static void put_kernels(writer *w)
 {
-    const gr_kernels *base = gr_kernels_pick("scalar"), *best = gr_kernels_pick(NULL);
     put_text(w, "available: ");
-    put_text(w, gr_kernels_name(base));
-    put_text(w, best != base ? ", " : "");
-    put_text(w, best != base ? gr_kernels_name(best) : "");
+    for (uint32_t i = 0; gr_kernels_at(i); i++) {
+        put_text(w, i ? ", " : "");
+        put_text(w, gr_kernels_at(i));
+    }
 }
 
 static void put_section(writer *w, uint32_t type)

@@ -69,7 +69,8 @@ static const struct option {
      "N  tokens of context to use, at most the compiled N; memory stays as compiled"},
     {"--prefill-batch-size", NUMBER, AT(batch), 0, 1, UINT32_MAX,
      "N  prompt tokens per step, at most as compiled (as compiled)"},
-    {"--kernel", TEXT, AT(kernel), 0, 0, 0, "NAME  force a kernel: scalar, avx2 (the best)"},
+    {"--kernel", TEXT, AT(kernel), 0, 0, 0, 
+     "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
@@ -336,7 +337,9 @@ static int load_failed(const options *o, int32_t status)
     const char *text = gemrun_last_error(), *behind = text + strlen(o->path);
     const char *sentence = strncmp(text, o->path, strlen(o->path)) == 0 ? behind + 2 : text;
     if (status == GEMRUN_E_KERNEL) {
-        fprintf(stderr, "gemrun: --kernel: %s: %s\n", o->kernel, sentence);
+        const char *from = o->kernel ? "gemrun: --kernel" : "gemrun: GEMRUN_KERNEL";
+        const char *name = o->kernel ? o->kernel : getenv("GEMRUN_KERNEL");
+        fprintf(stderr, "%s: %s: %s\n", from, name ? name : "", sentence);
     } else if (!is_about_option(sentence)) {
         fprintf(stderr, "Model load failed: %s%s\n",
                 is_layout(status) ? "Memory layout mismatch: " : "", text);
@@ -483,8 +486,13 @@ static int print_info(gemrun_context_t *ctx)
     for (uint32_t i = 0; i < f.stop_id_count; i++) {
         printf(" %u", f.stop_ids[i]);
     }
-    printf("\nprocessor  %s; kernel %s; %u threads, %u planned, %u cores allowed\n", features,
-           f.kernel, s.threads, f.threads_planned, gr_port_cores(""));
+    printf("\nprocessor  %s; %u threads, %u planned, %u cores allowed\n", features, s.threads,
+           f.threads_planned, gr_port_cores(""));
+    printf("kernel     %s; this processor runs", f.kernel);
+    for (uint32_t i = 0; gr_kernels_at(i); i++) {
+        printf("%s %s", i ? "," : "", gr_kernels_at(i));
+    }
+    putchar('\n');
     printf("memory     %llu bytes: weights %llu, tables %llu, arena %llu, KV %llu, engine %llu, "
            "stacks %llu\n", (unsigned long long)s.ram_total, (unsigned long long)s.ram_weights,
            (unsigned long long)s.ram_tables, (unsigned long long)s.ram_arena,

@@ -154,12 +154,23 @@ static void test_product(const gr_kernels *kern, product *p, const char *what)
     for (uint32_t t = 0; t < TOKENS; t++)
         for (uint32_t r = 0; r < LD; r++)
             want[t][r] = by_the_book(p, r / 16, r % 16, t);
-    kern->gemm(&p->m, &p->a, 0, 0, TOKENS, LD, got[0], LD);
+    bool floats = p->seg[0].format == GB_FMT_F32 || p->seg[0].format == GB_FMT_F16;
+    gr_product many = floats ? kern->gemm_float : kern->gemm;
+    gr_product one = floats ? kern->gemm_float : kern->gemv;
+    for (uint32_t some = 1; some <= TOKENS; some++) { /* every number of tokens left over */
+        memset(got, 0, sizeof got);
+        for (uint32_t t = 0; t < TOKENS; t += some)
+            many(&p->m, &p->a, 0, t, TOKENS - t < some ? TOKENS - t : some, LD, got[t], LD);
+        expect_same(want, got, sizeof want, kern->name, what);
+    }
+    memset(got, 0, sizeof got);
+    for (uint32_t t = 0; t < TOKENS; t++)
+        one(&p->m, &p->a, 0, t, 1, LD, got[t], LD);
     expect_same(want, got, sizeof want, kern->name, what);
     memset(got, 0, sizeof got);
-    for (uint32_t t = 0; t < TOKENS; t++) /* panels and tokens one by one */
+    for (uint32_t t = 0; t < TOKENS; t++) /* panels one by one */
         for (uint32_t c = 0; c < LD; c += 16)
-            kern->gemm(&p->m, &p->a, c / 16, t, 1, LD - c < 16 ? LD - c : 16, got[t] + c, LD);
+            one(&p->m, &p->a, c / 16, t, 1, LD - c < 16 ? LD - c : 16, got[t] + c, LD);
     expect_same(want, got, sizeof want, kern->name, what);
 }
 
@@ -266,7 +277,7 @@ static void test_activations(const gr_kernels *kern)
 
 static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, uint32_t group)
 {
-    enum { P = 19, DIM = 128 };
+    enum { P = 19, DIM = 256 };
     static float q[DIM], rows[P][DIM], out[2][DIM], s[2][P], e[P];
     static int8_t codes[2][P][DIM], qc[DIM];
     static uint16_t scales[2][P][DIM], qs[DIM], halves[P][DIM];
@@ -287,12 +298,16 @@ static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, 
     const void *stores[] = {rows, halves, codes}; /* by GB_KV_* */
     const void *k = stores[type];
     gr_span span = {k, k, scales[0][0], scales[0][0], DIM, DIM, P};
-    const void *query = type == GB_KV_INT8 ? (const void *)qc : (const void *)q;
     const gr_kernels *table[2] = {&gr_kernels_base, kern};
     for (int i = 0; i < 2; i++) {
-        table[i]->score(type, query, qs, &span, dim, group, s[i]);
         memset(out[i], 0, sizeof out[i]);
-        table[i]->value(type, e, &span, dim, group, out[i]);
+        if (type == GB_KV_INT8) {
+            table[i]->score(qc, qs, &span, dim, group, s[i]);
+            table[i]->value(e, &span, dim, group, out[i]);
+        } else {
+            table[i]->score_float(type, q, &span, dim, s[i]);
+            table[i]->value_float(type, e, &span, dim, out[i]);
+        }
     }
     expect_same(s[0], s[1], sizeof s[0], kern->name, "scores");
     expect_same(out[0], out[1], dim * sizeof(float), kern->name, "values");
@@ -305,21 +320,40 @@ static void test_table(const gr_kernels *kern)
     test_elementwise(kern);
     test_activations(kern);
     for (uint32_t type = GB_KV_F32; type <= GB_KV_INT8; type++) {
-        static const uint32_t shapes[][2] = {{32, 32}, {64, 64}, {64, 32}, {128, 128}, {24, 24},
+        static const uint32_t shapes[][2] = {{32, 32}, {64, 64}, {64, 32}, {128, 128}, {256, 64}, {256, 256}, {24, 24},
                                              {16, 16}, {96, 96}, {80, 80}, {20, 20}, {6, 6}};
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             test_attention(kern, type, shapes[i][0], shapes[i][1]);
     }
 }
 
+static void test_choice(void)
+{
+    gr_kernels k;
+    if (gr_kernels_pick(&k, "none") || gr_kernels_pick(&k, "") || gr_kernels_pick(&k, "scalar/") ||
+        gr_kernels_pick(&k, "/scalar") || gr_kernels_pick(&k, "scalar/none"))
+        fprintf(stderr, "test_kern: unknown kernels are taken\n"), failures++;
+    if (!gr_kernels_pick(&k, "scalar") || k.gemv != gr_kernels_base.gemv ||
+        k.softmax != gr_kernels_base.softmax)
+        fprintf(stderr, "test_kern: scalar is not the plain table\n"), failures++;
+    const char *best = gr_kernels_at(0);
+    for (uint32_t i = 0; gr_kernels_at(i); i++)
+        best = gr_kernels_at(i);
+    char both[80];
+    snprintf(both, sizeof both, "scalar/%s", best);
+    if (!gr_kernels_pick(&k, both) || k.gemv != gr_kernels_base.gemv)
+        fprintf(stderr, "test_kern: %s: not a GEMV and a GEMM\n", both), failures++;
+}
+
 int main(void)
 {
-    const gr_kernels *best = gr_kernels_pick(NULL);
-    test_table(&gr_kernels_base);
-    if (best != &gr_kernels_base)
-        test_table(best);
-    if (gr_kernels_pick("scalar") != &gr_kernels_base || gr_kernels_pick("none") != NULL)
-        fprintf(stderr, "test_kern: kernels by name\n"), failures++;
+    test_choice();
+    for (uint32_t i = 0; gr_kernels_at(i); i++) {
+        gr_kernels k;
+        if (!gr_kernels_pick(&k, gr_kernels_at(i)))
+            fprintf(stderr, "test_kern: %s: listed, but not taken\n", gr_kernels_at(i)), failures++;
+        test_table(&k);
+    }
     if (failures)
         fprintf(stderr, "test_kern: %d failures\n", failures);
     return failures != 0;

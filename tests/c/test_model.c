@@ -46,6 +46,7 @@ static float draw(float most)
 
 typedef struct model {
     gr_engine e;
+    gr_kernels kern;
     gb_layer layers[LAYERS];
     gb_tensor tensors[32];
     gb_segment segments[32];
@@ -153,7 +154,8 @@ static model *make(uint32_t format, uint32_t kv_type, uint32_t threads, const ch
     plan(m);
     /* A token whose embedding overflows a square; its own logit stays finite elsewhere. */
     table[(BAD_ID / 16 * HIDDEN + 5) * 16 + BAD_ID % 16] = 1e25f;
-    m->e.kern = gr_kernels_pick(kernel);
+    expect(gr_kernels_pick(&m->kern, kernel), "kernel");
+    m->e.kern = &m->kern;
     m->e.threads = threads, m->e.context = CONTEXT, m->e.chunk = CHUNK;
     m->e.team = aligned_alloc(64, gr_round_up(gr_team_bytes(), 64));
     expect(gr_team_start(m->e.team, threads, 0, &error) == GEMRUN_OK, "team starts");

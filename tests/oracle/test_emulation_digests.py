@@ -36,7 +36,7 @@ SHAPES = {
     "float": replace(FLOAT, kv_type=rec.KV_F32),
     "half": replace(FLOAT, kv_type=rec.KV_F16),
 }
-NATIVE = build.Toolchain(avx2=platform.machine() == "x86_64")
+NATIVE = build.Toolchain(("cc",), platform.machine(), ("-pthread",))
 X86_CPUS = ("qemu64", "Nehalem", "max")
 ARM_CPUS = ("cortex-a53", "max")
 
@@ -92,7 +92,7 @@ def test_digest_on_x86_64_cpus_without_avx2(native: Path, artifacts: dict[str, P
 def test_digest_on_aarch64_cores(
     native: Path, artifacts: dict[str, Path], root: Path, tmp_path: Path
 ) -> None:
-    tool(build.AARCH64.cc)
+    tool(build.AARCH64.cc[0])
     driver = root / "tests/c/test_fpenv.c"
     program = build.program(build.AARCH64, driver, root / "csrc", tmp_path / "arm")
     for name, path in artifacts.items():

@@ -8,25 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
-AVX2 = ("-mavx2", "-mfma", "-O3")
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler and what its targets need; `avx2` builds the second set of kernels."""
+    """A compiler, the processor it builds for (a name in kernels.list), and what linking needs."""
 
-    cc: str = "cc"
-    avx2: bool = False
-    link: tuple[str, ...] = ("-pthread",)
+    cc: tuple[str, ...]
+    processor: str
+    link: tuple[str, ...] = ("-static", "-pthread")
 
 
-NATIVE_X86 = Toolchain(avx2=True)
-AARCH64 = Toolchain("aarch64-linux-gnu-gcc", link=("-static", "-pthread"))
-X86_STATIC = Toolchain(avx2=True, link=("-static", "-pthread"))
+NATIVE_X86 = Toolchain(("cc",), "x86_64", ("-pthread",))
+X86_STATIC = Toolchain(("cc",), "x86_64")
+AARCH64 = Toolchain(("aarch64-linux-gnu-gcc",), "aarch64")
+
+
+def kernel_objects(csrc: Path, processor: str) -> list[tuple[Path, str, tuple[str, ...]]]:
+    """(source, object name, flags) of every object with kernels of a processor."""
+    jobs = []
+    for line in (csrc / "kernels.list").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            wanted, source, suffix, *flags = line.split()
+            if wanted in ("any", processor):
+                name = f"{source[:-2]}_{suffix}"
+                jobs.append((csrc / source, name, (f"-DGR_KERN_SUFFIX={suffix}", *flags)))
+    return jobs
 
 
 def _compile(toolchain: Toolchain, source: Path, target: Path, extra: Sequence[str]) -> None:
-    command = [toolchain.cc, *FLAGS, *extra, "-c", str(source), "-o", str(target)]
+    command = [*toolchain.cc, *FLAGS, *extra, "-c", str(source), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
@@ -37,16 +48,14 @@ def program(toolchain: Toolchain, main: Path, csrc: Path, folder: Path) -> Path:
     include: tuple[str, ...] = (f"-I{csrc}",)
     core = [p for p in sorted(csrc.glob("gr_*.c")) if not p.name.startswith("gr_kern_")]
     jobs = [(path, path.stem, include) for path in (*core, main)]
-    kernels = csrc / "gr_kern_ref.c"
-    jobs.append((kernels, "kern_base", (*include, "-DGR_KERN_SUFFIX=base")))
-    if toolchain.avx2:
-        jobs.append((kernels, "kern_avx2", (*include, "-DGR_KERN_SUFFIX=avx2", *AVX2)))
+    for source, name, flags in kernel_objects(csrc, toolchain.processor):
+        jobs.append((source, name, (*include, *flags)))
     objects = []
     for source, name, extra in jobs:
         objects.append(folder / f"{name}.o")
         _compile(toolchain, source, objects[-1], extra)
     target = folder / main.stem
-    command = [toolchain.cc, *map(str, objects), *toolchain.link, "-o", str(target)]
+    command = [*toolchain.cc, *map(str, objects), *toolchain.link, "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
     return target

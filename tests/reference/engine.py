@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gemrun._engine import ffi, lib
 from gemrun.context import GemRunContext
 from reference.floatmath import F32
 
@@ -63,5 +64,7 @@ def opened(path: Path, **config: Any) -> Iterator[Engine]:
 
 def kernels() -> list[str]:
     """Names of the kernels that this machine runs."""
-    cpu = Path("/proc/cpuinfo").read_text().split()
-    return ["scalar", "avx2"] if "avx2" in cpu and "fma" in cpu else ["scalar"]
+    names = []
+    while (name := lib.gemrun_internal_kernel(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return names
