@@ -69,7 +69,7 @@ static const struct option {
      "N  tokens of context to use, at most the compiled N; memory stays as compiled"},
     {"--prefill-batch-size", NUMBER, AT(batch), 0, 1, UINT32_MAX,
      "N  prompt tokens per step, at most as compiled (as compiled)"},
-    {"--kernel", TEXT, AT(kernel), 0, 0, 0, 
+    {"--kernel", TEXT, AT(kernel), 0, 0, 0,
      "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
