@@ -16,6 +16,7 @@
 #include "gr_chat.c"
 #include "gr_kv.c"
 #include "gr_model.c"
+#include "gr_head.c"
 #include "gr_pick.c"
 #include "gr_sample.c"
 #include "gr_run.c"

@@ -15,28 +15,13 @@ typedef struct gr_fwd {
     const uint32_t *ids;  /* [count], or NULL: the hidden states are given */
     float *x, *y;         /* residual stream and product [count][hidden] */
     uint32_t count, want; /* tokens; see gr_forward */
-    uint32_t token;       /* whose logits are computed */
     uint32_t layer;       /* this and the following are changed by serial steps only */
     const gb_layer *l;
     const gb_tensor *t[ROLES]; /* of the layer; of a tensor in several records the first */
-    gr_act xn, att, h;         /* inputs of q k v, gate_up and head; of o; of down */
+    gr_act xn, att, h;         /* inputs of q k v and gate_up; of o; of down */
     bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
+    gr_head head;
 } gr_fwd;
-
-typedef struct gr_range {
-    uint32_t from, to;
-} gr_range;
-
-static gr_range share(uint32_t units, uint32_t thread, uint32_t threads)
-{
-    return (gr_range){(uint32_t)((uint64_t)units * thread / threads),
-                      (uint32_t)((uint64_t)units * (thread + 1) / threads)};
-}
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Heads whose widths together are a multiple of `width`, a power of two. */
 static uint32_t heads_to_fill(uint32_t head_dim, uint32_t width)
@@ -49,7 +34,7 @@ static uint32_t heads_to_fill(uint32_t head_dim, uint32_t width)
 
 /* ---- views of weights and buffers ---- */
 
-static gr_mat matrix(const gr_view *v, const gb_tensor *t)
+gr_mat gr_matrix(const gr_view *v, const gb_tensor *t)
 {
     return (gr_mat){
         .data = v->image + t->offset,
@@ -62,19 +47,19 @@ static gr_mat matrix(const gr_view *v, const gb_tensor *t)
     };
 }
 
-static const float *vector(const gr_view *v, const gb_tensor *t)
+const float *gr_vector(const gr_view *v, const gb_tensor *t)
 {
     return (const float *)(const void *)(v->image + t->offset);
 }
 
-static bool takes_floats(const gr_view *v, const gb_tensor *t)
+bool gr_takes_floats(const gr_view *v, const gb_tensor *t)
 {
     uint32_t format = v->segments[t->seg_first].format;
     return format == GB_FMT_F32 || format == GB_FMT_F16;
 }
 
-static void multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint32_t first,
-                     uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
+void gr_multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint32_t first,
+                 uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     const gr_kernels *k = e->kern;
     uint32_t format = m->seg->format; /* float formats have one segment */
@@ -84,12 +69,11 @@ static void multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint3
     product(m, a, first, token, tokens, width, y, ldy);
 }
 
-/* An activation buffer in the forms that its consumers want: codes, then floats. */
-static gr_act activations(const gr_fwd *f, uint32_t kind, uint32_t cols, bool codes, bool floats)
+gr_act gr_activations(const gr_engine *e, uint32_t kind, uint32_t cols, bool codes, bool floats)
 {
-    size_t chunk = f->e->v.conf.chunk, groups = (cols + GB_GROUP - 1) / GB_GROUP;
+    size_t chunk = e->v.conf.chunk, groups = (cols + GB_GROUP - 1) / GB_GROUP;
     gr_act a = {.cols = cols, .groups = (uint32_t)groups};
-    uint8_t *p = f->e->buf[kind];
+    uint8_t *p = e->buf[kind];
     if (codes) {
         a.codes = (int8_t *)p;
         p += gr_round_up(chunk * groups * GB_GROUP, GB_LINE);
@@ -103,10 +87,10 @@ static gr_act activations(const gr_fwd *f, uint32_t kind, uint32_t cols, bool co
     return a;
 }
 
-static gr_act input_of(const gr_fwd *f, uint32_t kind, const gb_tensor *t)
+gr_act gr_input_of(const gr_engine *e, uint32_t kind, const gb_tensor *t)
 {
-    bool floats = takes_floats(&f->e->v, t);
-    return activations(f, kind, t->cols, !floats, floats);
+    bool floats = gr_takes_floats(&e->v, t);
+    return gr_activations(e, kind, t->cols, !floats, floats);
 }
 
 static void find_tensors(gr_fwd *f)
@@ -134,7 +118,7 @@ static void norm_all(gr_fwd *f, uint32_t role) /* X -> XN */
 {
     const gr_engine *e = f->e;
     uint32_t hidden = e->v.conf.hidden;
-    const float *w = vector(&e->v, f->t[role]);
+    const float *w = gr_vector(&e->v, f->t[role]);
     for (uint32_t t = 0; t < f->count; t++)
         f->bad[GB_MAX_THREADS] |= !e->kern->norm_act(f->x + (size_t)t * hidden, w, hidden,
                                                      e->v.conf.norm_eps, &f->xn, t);
@@ -147,7 +131,7 @@ static void add_all(gr_fwd *f, uint32_t post_norm) /* X += Y, normed in a sandwi
     for (uint32_t t = 0; t < f->count; t++) {
         float *x = f->x + (size_t)t * hidden, *y = f->y + (size_t)t * hidden;
         if (f->l->block == GB_BLOCK_SANDWICH)
-            f->bad[GB_MAX_THREADS] |= !e->kern->norm(y, vector(&e->v, f->t[post_norm]), hidden,
+            f->bad[GB_MAX_THREADS] |= !e->kern->norm(y, gr_vector(&e->v, f->t[post_norm]), hidden,
                                                      e->v.conf.norm_eps, y);
         e->kern->add(x, y, hidden);
     }
@@ -159,10 +143,10 @@ static void begin_layer(void *arg)
     find_tensors(f);
     const gr_view *v = &f->e->v;
     const gb_tensor *q = f->t[GB_ROLE_Q], *k = f->t[GB_ROLE_K], *val = f->t[GB_ROLE_V];
-    bool fq = takes_floats(v, q), fk = takes_floats(v, k), fv = takes_floats(v, val);
-    f->xn = activations(f, GB_BUF_XN, q->cols, !(fq && fk && fv), fq || fk || fv);
-    f->att = input_of(f, GB_BUF_ATT, f->t[GB_ROLE_O]);
-    f->h = input_of(f, GB_BUF_H, f->t[GB_ROLE_DOWN]);
+    bool fq = gr_takes_floats(v, q), fk = gr_takes_floats(v, k), fv = gr_takes_floats(v, val);
+    f->xn = gr_activations(f->e, GB_BUF_XN, q->cols, !(fq && fk && fv), fq || fk || fv);
+    f->att = gr_input_of(f->e, GB_BUF_ATT, f->t[GB_ROLE_O]);
+    f->h = gr_input_of(f->e, GB_BUF_H, f->t[GB_ROLE_DOWN]);
     norm_all(f, GB_ROLE_ATTN_NORM);
     offer(f, GB_OP_QKV, &f->xn);
 }
@@ -178,7 +162,7 @@ static void begin_ffn(void *arg)
 {
     gr_fwd *f = arg;
     add_all(f, GB_ROLE_POST_ATTN_NORM);
-    f->xn = input_of(f, GB_BUF_XN, f->t[GB_ROLE_GATE_UP]);
+    f->xn = gr_input_of(f->e, GB_BUF_XN, f->t[GB_ROLE_GATE_UP]);
     norm_all(f, GB_ROLE_FFN_NORM);
     offer(f, GB_OP_GATE_UP, &f->xn);
 }
@@ -197,26 +181,11 @@ static void end_layer(void *arg)
         begin_layer(f);
 }
 
-static void begin_head(void *arg) /* the final norm of one token */
-{
-    gr_fwd *f = arg;
-    gr_engine *e = f->e;
-    const gr_view *v = &e->v;
-    uint32_t hidden = v->conf.hidden;
-    float *h = (float *)(void *)e->buf[GB_BUF_HIDDEN];
-    f->xn = input_of(f, GB_BUF_XN, &v->tensors[v->conf.tens_head]);
-    bool ok = e->kern->norm(f->x + (size_t)f->token * hidden,
-                            vector(v, &v->tensors[v->conf.tens_final_norm]), hidden,
-                            v->conf.norm_eps, h);
-    ok &= e->kern->act(h, &f->xn, 0, 0, hidden);
-    f->bad[GB_MAX_THREADS] |= !ok;
-}
-
 /* ---- embedding ---- */
 
 static void embed_row(const gr_view *v, const gb_tensor *t, uint32_t id, float *x)
 {
-    gr_mat m = matrix(v, t);
+    gr_mat m = gr_matrix(v, t);
     const uint8_t *panel = m.data + m.panel * (id / GB_PANEL), *codes = panel + GB_LINE;
     const uint8_t *low = m.low ? m.low + (size_t)256 * m.groups * (id / GB_PANEL) : NULL;
     uint32_t row = id % GB_PANEL, format = m.seg->format;
@@ -240,7 +209,7 @@ static void embed_row(const gr_view *v, const gb_tensor *t, uint32_t id, float *
 static void embed(gr_fwd *f, uint32_t thread, uint32_t threads)
 {
     const gr_view *v = &f->e->v;
-    gr_range r = share(f->count, thread, threads);
+    gr_range r = gr_share(f->count, thread, threads);
     for (uint32_t t = r.from; f->ids && t < r.to; t++)
         embed_row(v, &v->tensors[v->conf.tens_embed], f->ids[t],
                   f->x + (size_t)t * v->conf.hidden);
@@ -274,13 +243,13 @@ static bool finish_head(const gr_fwd *f, uint32_t role, uint32_t token, uint32_t
     bool ok = true;
     if (l->flags & GB_LAYERF_QKV_BIAS) {
         const gb_tensor *b = f->t[GB_ROLE_Q_BIAS + (role - GB_ROLE_Q)];
-        e->kern->add(y, vector(&e->v, b) + (size_t)head * l->head_dim, l->head_dim);
+        e->kern->add(y, gr_vector(&e->v, b) + (size_t)head * l->head_dim, l->head_dim);
     }
     if (role == GB_ROLE_V)
         return gr_kv_put(e, l, true, token, head, y);
     if (l->flags & GB_LAYERF_QK_NORM) {
         const gb_tensor *w = f->t[GB_ROLE_Q_NORM + (role - GB_ROLE_Q)];
-        ok = e->kern->norm(y, vector(&e->v, w), l->head_dim, e->v.conf.norm_eps, y);
+        ok = e->kern->norm(y, gr_vector(&e->v, w), l->head_dim, e->v.conf.norm_eps, y);
     }
     const gb_rope *rope = &e->v.ropes[l->rope];
     const float *table = (const float *)(const void *)(e->v.rope_base + rope->offset);
@@ -297,14 +266,14 @@ static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t hea
     while (head >= t->slab_first + t->slab_count)
         t++; /* the records of a role follow each other in head order */
     float y[SCRATCH];
-    gr_mat m = matrix(&e->v, t);
+    gr_mat m = gr_matrix(&e->v, t);
     uint32_t dim = f->l->head_dim, width = heads * dim, some = SCRATCH / width, n;
     uint32_t panel = (head - t->slab_first) * dim / GB_PANEL;
     some = some > 4 ? some / 4 * 4 : some;
     bool ok = true;
     for (uint32_t first = 0; first < f->count; first += n) {
-        n = least(some, f->count - first);
-        multiply(e, &m, &f->xn, panel, first, n, width, y, width);
+        n = gr_least(some, f->count - first);
+        gr_multiply(e, &m, &f->xn, panel, first, n, width, y, width);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t h = 0; h < heads; h++)
                 ok &= finish_head(f, role, first + i, head + h, y + (size_t)i * width + h * dim);
@@ -317,12 +286,12 @@ static void qkv(gr_fwd *f, uint32_t thread, uint32_t threads)
     const gb_layer *l = f->l;
     uint32_t each = heads_to_fill(l->head_dim, GB_PANEL);
     uint32_t q = (l->heads + each - 1) / each, kv = (l->kv_heads + each - 1) / each;
-    gr_range r = share(q + 2 * kv, thread, threads);
+    gr_range r = gr_share(q + 2 * kv, thread, threads);
     for (uint32_t u = r.from; u < r.to; u++) {
         uint32_t role = u < q ? GB_ROLE_Q : u < q + kv ? GB_ROLE_K : GB_ROLE_V;
         uint32_t head = (u < q ? u : (u - q) % kv) * each;
         uint32_t all = u < q ? l->heads : l->kv_heads;
-        f->bad[thread] |= !qkv_unit(f, role, head, least(each, all - head));
+        f->bad[thread] |= !qkv_unit(f, role, head, gr_least(each, all - head));
     }
 }
 
@@ -367,10 +336,10 @@ static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
 {
     const gb_layer *l = f->l;
     uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), sets = (l->heads + each - 1) / each;
-    gr_range r = share(sets * f->count, thread, threads);
+    gr_range r = gr_share(sets * f->count, thread, threads);
     for (uint32_t u = r.from; u < r.to; u++) {
         uint32_t head = u / f->count * each, token = u % f->count;
-        uint32_t heads = least(each, l->heads - head);
+        uint32_t heads = gr_least(each, l->heads - head);
         float out[SCRATCH];
         for (uint32_t h = 0; h < heads; h++)
             attend(f, thread, token, head + h, out + (size_t)h * l->head_dim);
@@ -383,26 +352,27 @@ static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
 
 static void product(gr_fwd *f, uint32_t role, const gr_act *a, uint32_t thread, uint32_t threads)
 {
-    gr_mat m = matrix(&f->e->v, f->t[role]); /* o or down -> Y */
+    gr_mat m = gr_matrix(&f->e->v, f->t[role]); /* o or down -> Y */
     uint32_t rows = f->e->v.conf.hidden;
-    gr_range r = share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
+    gr_range r = gr_share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
     for (uint32_t u = r.from; u < r.to; u++)
-        multiply(f->e, &m, a, 2 * u, 0, f->count, least(GB_UNIT, rows - GB_UNIT * u),
-                 f->y + (size_t)GB_UNIT * u, rows);
+        gr_multiply(f->e, &m, a, 2 * u, 0, f->count, gr_least(GB_UNIT, rows - GB_UNIT * u),
+                    f->y + (size_t)GB_UNIT * u, rows);
 }
 
 static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
 {
     const gr_kernels *kern = f->e->kern;
-    gr_mat m = matrix(&f->e->v, f->t[GB_ROLE_GATE_UP]);
-    gr_range r = share((f->l->ffn + GB_UNIT - 1) / GB_UNIT, thread, threads);
+    gr_mat m = gr_matrix(&f->e->v, f->t[GB_ROLE_GATE_UP]);
+    gr_range r = gr_share((f->l->ffn + GB_UNIT - 1) / GB_UNIT, thread, threads);
     for (uint32_t u = r.from; u < r.to; u++) {
         enum { WIDTH = 2 * GB_UNIT, SOME = SCRATCH / WIDTH };
         float y[SCRATCH], h[GB_UNIT]; /* a row of y: gate 16, up 16, gate 16, up 16 */
-        uint32_t rows = least(GB_UNIT, f->l->ffn - GB_UNIT * u), half = least(rows, GB_PANEL), n;
+        uint32_t rows = gr_least(GB_UNIT, f->l->ffn - GB_UNIT * u), n;
+        uint32_t half = gr_least(rows, GB_PANEL), width = rows > half ? WIDTH : GB_UNIT;
         for (uint32_t first = 0; first < f->count; first += n) {
-            n = least(SOME, f->count - first);
-            multiply(f->e, &m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y, WIDTH);
+            n = gr_least(SOME, f->count - first);
+            gr_multiply(f->e, &m, &f->xn, 4 * u, first, n, width, y, WIDTH);
             for (uint32_t i = 0; i < n; i++) {
                 const float *g = y + WIDTH * i;
                 kern->glu(f->l->act, g, g + GB_PANEL, h);
@@ -411,23 +381,6 @@ static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
                 f->bad[thread] |= !kern->act(h, &f->h, first + i, u, rows);
             }
         }
-    }
-}
-
-static void head(gr_fwd *f, uint32_t thread, uint32_t threads)
-{
-    const gr_engine *e = f->e;
-    const gb_conf *conf = &e->v.conf;
-    gr_team_barrier(e->team, begin_head, f);
-    gr_mat m = matrix(&e->v, &e->v.tensors[conf->tens_head]);
-    gr_range r = share((conf->vocab_rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++) {
-        uint32_t rows = least(GB_UNIT, conf->vocab_rows - GB_UNIT * u);
-        float *z = (float *)(void *)e->buf[GB_BUF_LOGITS] + (size_t)GB_UNIT * u;
-        multiply(e, &m, &f->xn, 2 * u, 0, 1, rows, z, GB_UNIT);
-        f->bad[thread] |= !e->kern->finite(z, rows);
-        if (conf->flags & GB_CONFF_FINAL_SOFTCAP)
-            e->kern->softcap(z, rows, conf->final_softcap);
     }
 }
 
@@ -453,12 +406,7 @@ static void layers(void *arg, uint32_t thread, uint32_t threads)
         gr_team_barrier(team, end_layer, f);                    /* X += Y; X -> XN, next layer */
     }
     if (f->want == 1)
-        head(f, thread, threads);                               /* X -> LOGITS */
-}
-
-static void head_alone(void *arg, uint32_t thread, uint32_t threads)
-{
-    head(arg, thread, threads);
+        gr_head_part(&f->head, thread, threads);                /* X -> LOGITS */
 }
 
 /* ---- entry points ---- */
@@ -466,34 +414,13 @@ static void head_alone(void *arg, uint32_t thread, uint32_t threads)
 static bool run(gr_engine *e, gr_fwd *f)
 {
     f->e = e;
-    f->token = f->count - 1;
     f->x = (float *)(void *)e->buf[GB_BUF_X];
     f->y = (float *)(void *)e->buf[GB_BUF_Y];
+    f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden};
     gr_team_run(e->team, layers, f);
-    bool bad = false;
+    bool bad = gr_head_bad(&f->head);
     for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
         bad |= f->bad[i];
-    return !bad;
-}
-
-/* Logits of every token, in order. `fn` runs here, with the team at rest. */
-static bool run_heads(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *user)
-{
-    const float *z = (const float *)(const void *)e->buf[GB_BUF_LOGITS];
-    bool bad = false, stop = false;
-    for (f->token = 0; f->token < f->count && !bad && !stop; f->token++) {
-        gr_team_run(e->team, head_alone, f);
-        for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
-            bad |= f->bad[i];
-        if (!bad)
-            stop = fn(user, e->pos + f->token, z, e->v.conf.vocab_rows) != 0;
-    }
-    if (stop && f->token < f->count) { /* the logits kept are those after the last token */
-        f->token = f->count - 1;
-        gr_team_run(e->team, head_alone, f);
-        for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
-            bad |= f->bad[i];
-    }
     return !bad;
 }
 
@@ -507,7 +434,7 @@ static gemrun_status fail_nonfinite(gr_engine *e, const gr_fwd *f)
         e->pos = 0;
         while (f->ids && e->pos < had) {
             gr_fwd again = {.ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS] + e->pos,
-                            .count = least(e->chunk, had - e->pos)};
+                            .count = gr_least(e->chunk, had - e->pos)};
             (void)run(e, &again); /* it was finite the first time */
             e->pos += again.count;
         }
@@ -521,7 +448,7 @@ gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint
     if (count == 0 || count > e->chunk || count > e->context - e->pos)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, count);
     gr_fwd f = {.ids = ids, .count = count, .want = want};
-    if (!run(e, &f) || (want == 2 && !run_heads(e, &f, fn, user)))
+    if (!run(e, &f) || (want == 2 && !gr_heads(e, f.x, count, fn, user)))
         return fail_nonfinite(e, &f);
     memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *ids, ids, count * sizeof *ids);
     e->pos += count;

@@ -1,4 +1,4 @@
-/* gr_model.h: what gr_model.c and gr_kv.c share. */
+/* gr_model.h: what gr_model.c, gr_head.c and gr_kv.c share. */
 #ifndef GR_MODEL_H
 #define GR_MODEL_H
 
@@ -25,6 +25,47 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
 void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count);
 /* Would storing `count` more tokens overwrite keys that a token at e->pos may see? */
 bool gr_kv_evicts(const gr_engine *e, uint32_t count);
+
+/* ---- views of weights and buffers (gr_model.c) ---- */
+gr_mat gr_matrix(const gr_view *v, const gb_tensor *t);
+const float *gr_vector(const gr_view *v, const gb_tensor *t);
+bool gr_takes_floats(const gr_view *v, const gb_tensor *t);
+/* y[t][0..width) = rows of panels first.. times tokens token..; one token goes by the GEMV. */
+void gr_multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint32_t first,
+                 uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy);
+/* An activation buffer in the forms that its consumers want: codes, then floats. */
+gr_act gr_activations(const gr_engine *e, uint32_t kind, uint32_t cols, bool codes, bool floats);
+gr_act gr_input_of(const gr_engine *e, uint32_t kind, const gb_tensor *t);
+
+/* ---- the head (gr_head.c) ---- */
+typedef struct gr_head { /* logits of one token: GB_BUF_HIDDEN, GB_BUF_LOGITS */
+    gr_engine *e;
+    const float *x; /* its residual stream [hidden] */
+    gr_act xn;      /* of the final norm; made by a serial step */
+    bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
+} gr_head;
+
+void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads); /* on every thread */
+bool gr_head_bad(const gr_head *h);
+/* Logits of every token x [count][hidden], in order. `fn` runs with the team at rest; when it stops
+ * early, the logits kept are those after the last token all the same. False: not finite. */
+bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn, void *user);
+
+/* ---- splits ---- */
+typedef struct gr_range {
+    uint32_t from, to;
+} gr_range;
+
+static inline gr_range gr_share(uint32_t units, uint32_t thread, uint32_t threads)
+{
+    return (gr_range){(uint32_t)((uint64_t)units * thread / threads),
+                      (uint32_t)((uint64_t)units * (thread + 1) / threads)};
+}
+
+static inline uint32_t gr_least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
 
 static inline size_t gr_round_up(size_t n, size_t to)
 {

@@ -1,14 +1,15 @@
 /* test_model.c: the forward pass around its arithmetic: barriers, chunks, threads, ring, failure.
  *
  * The model is made up in memory. What the logits should be is the business of the interpreter in
- * tests/reference; here equal things have to be equal. gr_model.c is included, not linked, so that
- * its barriers can be counted. */
+ * tests/reference; here equal things have to be equal. gr_model.c and gr_head.c are included, not
+ * linked, so that their barriers can be counted. */
 #include "gr_internal.h"
 
 static uint32_t barriers;
 static void counted(gr_team *team, void (*serial)(void *arg), void *arg);
 #define gr_team_barrier counted
 #include "../../csrc/gr_model.c"
+#include "../../csrc/gr_head.c"
 #undef gr_team_barrier
 
 #include <stdio.h>
@@ -199,7 +200,7 @@ static void forward_all(model *m, uint32_t chunk, rows *to)
     fill_ids(ids, LENGTH);
     gr_kv_reset(&m->e);
     for (uint32_t i = 0, n; i < LENGTH; i += n) {
-        n = least(chunk, LENGTH - i);
+        n = gr_least(chunk, LENGTH - i);
         expect(gr_forward(&m->e, ids + i, n, 2, keep, &s) == GEMRUN_OK, "forward");
     }
     expect(s.calls == LENGTH && m->e.pos == LENGTH && m->e.logits_valid, "every position once");
