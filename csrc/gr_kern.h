@@ -46,6 +46,15 @@ typedef struct gr_span {
     uint32_t count;
 } gr_span;
 
+/* Queries of one KV head: heads that share it, or one head at successive tokens. */
+typedef struct gr_queries {
+    const int8_t *codes;     /* head_dim values a query */
+    const uint16_t *scales;  /* bfloat16, head_dim / group a query */
+    size_t stride, scale_stride; /* elements from one query to the next */
+    uint32_t count;          /* at most GR_QUERIES */
+} gr_queries;
+enum { GR_QUERIES = 8 };
+
 /* y[t][0..width) = rows of panels first.. times the activations of tokens token.. */
 typedef void (*gr_product)(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                            uint32_t tokens, uint32_t width, float *y, size_t ldy);
@@ -65,15 +74,17 @@ typedef struct gr_kernels {
     void (*glu)(uint32_t act, const float *g, const float *u, float *h); /* 16 values */
     void (*rope)(float *x, const float *table, uint32_t pairs); /* table: cos, then sin */
     bool (*quantise)(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale);
-    /* scores of q at every position of the span, before the score scale */
-    void (*score)(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
-                  uint32_t group, float *out);
+    /* out[query * ldo + position of the span] = score before the score scale */
+    void (*score)(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_t group, float *out,
+                  size_t ldo);
     void (*score_float)(uint32_t kv_type, const float *q, const gr_span *s, uint32_t dim,
-                        float *out);
-    /* out[dim] += probabilities times values */
-    void (*value)(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out);
+                        float *out); /* one query */
+    /* out[query * ldo + 0..dim) += probabilities e[query * lde + position] times values, for
+     * `count` queries; a probability of 0 changes nothing */
+    void (*value)(const float *e, size_t lde, uint32_t count, const gr_span *s, uint32_t dim,
+                  uint32_t group, float *out, size_t ldo);
     void (*value_float)(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
-                        float *out);
+                        float *out); /* one query */
     /* s[i] -> exp(s[i] * scale, capped, less the maximum), i from skip (0..15) to n; s[0] stands at
      * a position divisible by 16; s[0..skip) becomes 0. Returns the sum. */
     float (*softmax)(float *s, uint32_t skip, uint32_t n, float scale, float cap);

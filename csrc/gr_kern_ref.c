@@ -512,8 +512,8 @@ GR_INLINE int32_t dot_i8(const int16_t *q, const int8_t *k, uint32_t n)
     return sum + dot_fixed(q, k, n);
 }
 
-static void k_score(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
-                    uint32_t group, float *out)
+static void score_one(const int8_t *q, const uint16_t *qs, const gr_span *s, uint32_t dim,
+                      uint32_t group, float *out)
 {
     int16_t wide[GB_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < dim; i++)
@@ -528,6 +528,14 @@ static void k_score(const int8_t *q, const uint16_t *qs, const gr_span *s, uint3
         }
         out[p] = acc;
     }
+}
+
+static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_t group,
+                    float *out, size_t ldo)
+{
+    for (uint32_t i = 0; i < q->count; i++)
+        score_one(q->codes + i * q->stride, q->scales + i * q->scale_stride, s, dim, group,
+                  out + i * ldo);
 }
 
 static void k_score_float(uint32_t kv_type, const float *q, const gr_span *s, uint32_t dim,
@@ -568,7 +576,7 @@ GR_INLINE void value_block(uint32_t kv_type, const float *e, const gr_span *s, u
     memcpy(out + first, acc, n * sizeof *acc);
 }
 
-static void k_value(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
+static void value_one(const float *e, const gr_span *s, uint32_t dim, uint32_t group, float *out)
 {
     uint32_t n = group % 32 == 0 ? 32 : group % 8 == 0 ? 8 : 1;
     for (uint32_t i = 0; i < dim; i += n) {
@@ -579,6 +587,13 @@ static void k_value(const float *e, const gr_span *s, uint32_t dim, uint32_t gro
         else
             value_block(GB_KV_INT8, e, s, i, group, 1, out);
     }
+}
+
+static void k_value(const float *e, size_t lde, uint32_t count, const gr_span *s, uint32_t dim,
+                    uint32_t group, float *out, size_t ldo)
+{
+    for (uint32_t i = 0; i < count; i++)
+        value_one(e + i * lde, s, dim, group, out + i * ldo);
 }
 
 static void k_value_float(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,

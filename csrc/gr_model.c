@@ -2,12 +2,16 @@
  *
  * A chunk of tokens goes through all layers in one run of the thread team. Every step is cut into
  * units of 32 output rows, whole heads, or one token's heads; a thread takes a contiguous share.
- * Between the steps stand five barriers a layer; what must be done once (norms, the residual, the
- * ring) is done by the last thread to arrive. Nothing is allocated, no file is touched, and no
- * split shows in a result. */
+ * Between the steps stand five barriers a layer (seven where the norms of many tokens are shared
+ * out); what must be done once is done by the last thread to arrive. Nothing is allocated, no file
+ * is touched, and no split shows in a result. */
 #include "gr_model.h"
 
-enum { ROLES = 27, SCRATCH = 8192 }; /* floats of a thread's scratch on its stack: 32 KB */
+enum {
+    ROLES = 27,
+    SCRATCH = 8192, /* floats of a thread's scratch on its stack: 32 KB */
+    MANY = 8        /* tokens whose norms are worth a barrier more */
+};
 _Static_assert(GB_ROLE_DOWN + 1 == ROLES, "one place a role");
 
 typedef struct gr_fwd {
@@ -16,6 +20,11 @@ typedef struct gr_fwd {
     float *x, *y;         /* residual stream and product [count][hidden] */
     uint32_t count, want; /* tokens; see gr_forward */
     uint32_t layer;       /* this and the following are changed by serial steps only */
+    uint32_t first;       /* of the layer's tokens that go beyond keys and values */
+    uint32_t from;        /* first token of the step between two products, in which .. */
+    bool add;             /* .. X += Y, */
+    const float *post;    /* by this norm of Y, or NULL, */
+    const float *norm;    /* and then X -> XN by this one, or NULL */
     const gb_layer *l;
     const gb_tensor *t[ROLES]; /* of the layer; of a tensor in several records the first */
     gr_act xn, att, h;         /* inputs of q k v and gate_up; of o; of down */
@@ -105,7 +114,7 @@ static void find_tensors(gr_fwd *f)
     }
 }
 
-/* ---- serial steps: the other threads wait in a barrier ---- */
+/* ---- between the products ---- */
 
 static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to the calibration */
 {
@@ -114,27 +123,45 @@ static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to the ca
         e->capture(e->capture_user, f->layer, stage, a->x, f->count, a->cols);
 }
 
-static void norm_all(gr_fwd *f, uint32_t role) /* X -> XN */
+/* X += Y, normed first in a sandwich block; X -> XN. False: not finite. */
+static bool next_input(const gr_fwd *f, uint32_t token)
 {
     const gr_engine *e = f->e;
     uint32_t hidden = e->v.conf.hidden;
-    const float *w = gr_vector(&e->v, f->t[role]);
-    for (uint32_t t = 0; t < f->count; t++)
-        f->bad[GB_MAX_THREADS] |= !e->kern->norm_act(f->x + (size_t)t * hidden, w, hidden,
-                                                     e->v.conf.norm_eps, &f->xn, t);
+    float eps = e->v.conf.norm_eps;
+    float *x = f->x + (size_t)token * hidden, *y = f->y + (size_t)token * hidden;
+    gr_act xn = f->xn;
+    bool ok = true;
+    if (f->post)
+        ok &= e->kern->norm(y, f->post, hidden, eps, y);
+    if (f->add)
+        e->kern->add(x, y, hidden);
+    if (f->norm)
+        ok &= e->kern->norm_act(x, f->norm, hidden, eps, &xn, token);
+    return ok;
 }
 
-static void add_all(gr_fwd *f, uint32_t post_norm) /* X += Y, normed in a sandwich block */
+static void next_few(gr_fwd *f)
 {
-    const gr_engine *e = f->e;
-    uint32_t hidden = e->v.conf.hidden;
-    for (uint32_t t = 0; t < f->count; t++) {
-        float *x = f->x + (size_t)t * hidden, *y = f->y + (size_t)t * hidden;
-        if (f->l->block == GB_BLOCK_SANDWICH)
-            f->bad[GB_MAX_THREADS] |= !e->kern->norm(y, gr_vector(&e->v, f->t[post_norm]), hidden,
-                                                     e->v.conf.norm_eps, y);
-        e->kern->add(x, y, hidden);
-    }
+    for (uint32_t t = f->from; f->count < MANY && t < f->count; t++)
+        f->bad[GB_MAX_THREADS] |= !next_input(f, t);
+}
+
+static const float *weights(const gr_fwd *f, uint32_t role)
+{
+    return gr_vector(&f->e->v, f->t[role]);
+}
+
+static const float *post_norm(const gr_fwd *f, uint32_t role)
+{
+    return f->l->block == GB_BLOCK_SANDWICH ? weights(f, role) : NULL;
+}
+
+/* Of a last layer's tokens whose logits nobody wants, only keys and values are. */
+static uint32_t first_wanted(const gr_fwd *f)
+{
+    bool last = f->layer + 1 == f->e->v.layer_count, all = f->want == 2 || !f->ids;
+    return !last || all ? 0 : f->count - f->want;
 }
 
 static void begin_layer(void *arg)
@@ -147,7 +174,15 @@ static void begin_layer(void *arg)
     f->xn = gr_activations(f->e, GB_BUF_XN, q->cols, !(fq && fk && fv), fq || fk || fv);
     f->att = gr_input_of(f->e, GB_BUF_ATT, f->t[GB_ROLE_O]);
     f->h = gr_input_of(f->e, GB_BUF_H, f->t[GB_ROLE_DOWN]);
-    norm_all(f, GB_ROLE_ATTN_NORM);
+    f->norm = weights(f, GB_ROLE_ATTN_NORM);
+    f->from = 0;
+    f->first = first_wanted(f);
+    next_few(f);
+}
+
+static void end_qkv(void *arg)
+{
+    gr_fwd *f = arg;
     offer(f, GB_OP_QKV, &f->xn);
 }
 
@@ -161,24 +196,45 @@ static void end_attention(void *arg) /* KV -> ring */
 static void begin_ffn(void *arg)
 {
     gr_fwd *f = arg;
-    add_all(f, GB_ROLE_POST_ATTN_NORM);
     f->xn = gr_input_of(f->e, GB_BUF_XN, f->t[GB_ROLE_GATE_UP]);
-    norm_all(f, GB_ROLE_FFN_NORM);
-    offer(f, GB_OP_GATE_UP, &f->xn);
+    f->add = true;
+    f->post = post_norm(f, GB_ROLE_POST_ATTN_NORM);
+    f->norm = weights(f, GB_ROLE_FFN_NORM);
+    f->from = f->first;
+    next_few(f);
 }
 
 static void end_gate_up(void *arg)
 {
     gr_fwd *f = arg;
+    offer(f, GB_OP_GATE_UP, &f->xn);
     offer(f, GB_OP_DOWN, &f->h);
 }
 
-static void end_layer(void *arg)
+static void end_layer(void *arg) /* and begin the next */
 {
     gr_fwd *f = arg;
-    add_all(f, GB_ROLE_POST_FFN_NORM);
+    f->post = post_norm(f, GB_ROLE_POST_FFN_NORM);
+    f->norm = NULL;
+    f->from = f->first;
     if (++f->layer < f->e->v.layer_count)
         begin_layer(f);
+    else
+        next_few(f);
+}
+
+/* A barrier, and the next input: of few tokens made by the last thread to arrive, of many by all
+ * threads, which takes a second barrier. */
+static void meet(gr_fwd *f, void (*once)(void *arg), uint32_t thread, uint32_t threads)
+{
+    gr_team *team = f->e->team;
+    gr_team_barrier(team, once, f);
+    if (f->count < MANY)
+        return;
+    gr_range r = gr_share(f->count - f->from, thread, threads);
+    for (uint32_t t = f->from + r.from; t < f->from + r.to; t++)
+        f->bad[thread] |= !next_input(f, t);
+    gr_team_barrier(team, NULL, NULL);
 }
 
 /* ---- embedding ---- */
@@ -271,7 +327,8 @@ static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t hea
     uint32_t panel = (head - t->slab_first) * dim / GB_PANEL;
     some = some > 4 ? some / 4 * 4 : some;
     bool ok = true;
-    for (uint32_t first = 0; first < f->count; first += n) {
+    uint32_t first = role == GB_ROLE_Q ? f->first : 0;
+    for (; first < f->count; first += n) {
         n = gr_least(some, f->count - first);
         gr_multiply(e, &m, &f->xn, panel, first, n, width, y, width);
         for (uint32_t i = 0; i < n; i++)
@@ -297,54 +354,124 @@ static void qkv(gr_fwd *f, uint32_t thread, uint32_t threads)
 
 /* ---- attention: a unit is one token and heads that fill whole groups of o's input ---- */
 
-static void attend(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t head, float *out)
+/* Successive tokens of one head, or heads of one token that share keys and values: they read them
+ * together. Row i is (token + i, head) or (token, head + i). */
+typedef struct gr_tile {
+    uint32_t token, head, rows;
+    bool heads;
+    uint32_t begin, end; /* positions that any row sees */
+    float *s;            /* [rows][ld]: scores, then probabilities; s[0] is at begin & ~15 */
+    size_t ld;
+} gr_tile;
+
+static uint32_t visible_from(const gr_fwd *f, uint32_t token)
+{
+    uint32_t end = f->e->pos + token + 1;
+    return f->l->window && end > f->l->window ? end - f->l->window : 0;
+}
+
+static void score_tile(const gr_fwd *f, const gr_tile *t, const gr_span *span, float *to)
 {
     const gr_engine *e = f->e;
     const gb_layer *l = f->l;
-    uint32_t type = e->v.conf.kv_type, dim = l->head_dim, group = l->kv_group;
-    uint32_t kv_head = head / (l->heads / l->kv_heads), end = e->pos + token + 1;
-    uint32_t begin = l->window && end > l->window ? end - l->window : 0, skip = begin % 16;
-    float *s = (float *)(void *)e->buf[GB_BUF_SCORES] + (size_t)thread * e->v.conf.context;
-    size_t row = (size_t)token * l->heads + head;
-    bool codes = type == GB_KV_INT8;
-    const uint8_t *q = e->buf[GB_BUF_Q] + row * dim * (codes ? 1 : sizeof(float));
-    const uint16_t *qs = codes ? query_scales(e, l) + row * (dim / group) : NULL;
-    gr_span span;
-    for (uint32_t p = begin; p < end; p += span.count) {
-        span = gr_kv_span(e, l, kv_head, p, end);
-        float *to = s + skip + (p - begin);
-        if (codes)
-            e->kern->score((const int8_t *)q, qs, &span, dim, group, to);
-        else
-            e->kern->score_float(type, (const float *)(const void *)q, &span, dim, to);
+    uint32_t dim = l->head_dim, type = e->v.conf.kv_type;
+    size_t row = (size_t)t->token * l->heads + t->head, step = t->heads ? 1 : l->heads;
+    if (type == GB_KV_INT8) {
+        uint32_t scales = dim / l->kv_group;
+        gr_queries q = {(const int8_t *)e->buf[GB_BUF_Q] + row * dim,
+                        query_scales(e, l) + row * scales, step * dim, step * scales, t->rows};
+        e->kern->score(&q, span, dim, l->kv_group, to, t->ld);
+        return;
     }
-    float cap = l->flags & GB_LAYERF_ATTN_SOFTCAP ? l->attn_softcap : 0.0f;
-    float total = e->kern->softmax(s, skip, skip + (end - begin), l->score_scale, cap);
-    memset(out, 0, dim * sizeof *out);
-    for (uint32_t p = begin; p < end; p += span.count) {
-        span = gr_kv_span(e, l, kv_head, p, end);
-        if (codes)
-            e->kern->value(s + skip + (p - begin), &span, dim, group, out);
-        else
-            e->kern->value_float(type, s + skip + (p - begin), &span, dim, out);
-    }
-    for (uint32_t i = 0; i < dim; i++)
-        out[i] = out[i] / total;
+    const float *q = (const float *)(const void *)e->buf[GB_BUF_Q] + row * dim;
+    for (uint32_t i = 0; i < t->rows; i++)
+        e->kern->score_float(type, q + i * step * dim, span, dim, to + i * t->ld);
 }
 
+/* Scores of a row become probabilities before the division; 0 where it sees nothing. */
+static float softmax_row(const gr_fwd *f, const gr_tile *t, uint32_t i)
+{
+    const gb_layer *l = f->l;
+    uint32_t token = t->token + (t->heads ? 0 : i), base = t->begin / 16 * 16;
+    uint32_t begin = visible_from(f, token), end = f->e->pos + token + 1, skip = begin % 16;
+    float *s = t->s + i * t->ld, *own = s + (begin - skip - base);
+    memset(s, 0, (size_t)(own - s) * sizeof *s);
+    memset(s + (end - base), 0, (t->end - end) * sizeof *s);
+    float cap = l->flags & GB_LAYERF_ATTN_SOFTCAP ? l->attn_softcap : 0.0f;
+    return f->e->kern->softmax(own, skip, skip + (end - begin), l->score_scale, cap);
+}
+
+/* out: [rows][ldo], of which this head's are dim values. */
+static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
+{
+    const gr_engine *e = f->e;
+    const gb_layer *l = f->l;
+    uint32_t type = e->v.conf.kv_type, dim = l->head_dim, base = t->begin / 16 * 16;
+    uint32_t kv_head = t->head / (l->heads / l->kv_heads);
+    float total[GR_QUERIES];
+    gr_span span;
+    for (uint32_t p = t->begin; p < t->end; p += span.count) {
+        span = gr_kv_span(e, l, kv_head, p, t->end);
+        score_tile(f, t, &span, t->s + (p - base));
+    }
+    for (uint32_t i = 0; i < t->rows; i++) {
+        total[i] = softmax_row(f, t, i);
+        memset(out + i * ldo, 0, dim * sizeof *out);
+    }
+    for (uint32_t p = t->begin; p < t->end; p += span.count) {
+        span = gr_kv_span(e, l, kv_head, p, t->end);
+        const float *s = t->s + (p - base);
+        if (type == GB_KV_INT8)
+            e->kern->value(s, t->ld, t->rows, &span, dim, l->kv_group, out, ldo);
+        for (uint32_t i = 0; type != GB_KV_INT8 && i < t->rows; i++)
+            e->kern->value_float(type, s + i * t->ld, &span, dim, out + i * ldo);
+    }
+    for (uint32_t i = 0; i < t->rows; i++)
+        for (uint32_t k = 0; k < dim; k++)
+            out[i * ldo + k] = out[i * ldo + k] / total[i];
+}
+
+/* As many rows, up to `most`, as a thread's share of the score buffer holds. */
+static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t threads, uint32_t token,
+                       uint32_t head, uint32_t most, bool heads)
+{
+    gr_tile t = {.token = token, .head = head, .heads = heads, .begin = visible_from(f, token)};
+    size_t room = (size_t)GB_MAX_THREADS * f->e->v.conf.context / threads;
+    t.s = (float *)(void *)f->e->buf[GB_BUF_SCORES] + room * thread;
+    for (uint32_t rows = 1; rows <= most; rows++) {
+        uint32_t end = f->e->pos + token + (heads ? 1 : rows);
+        size_t ld = gr_round_up(end - t.begin / 16 * 16, 16);
+        if (rows > 1 && ld * rows > room)
+            break;
+        t.rows = rows, t.end = end, t.ld = ld;
+    }
+    return t;
+}
+
+/* Units of a thread lie one behind the other: heads outside, tokens inside. */
 static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
 {
     const gb_layer *l = f->l;
     uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), sets = (l->heads + each - 1) / each;
-    gr_range r = gr_share(sets * f->count, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++) {
-        uint32_t head = u / f->count * each, token = u % f->count;
-        uint32_t heads = gr_least(each, l->heads - head);
+    uint32_t shared = l->heads / l->kv_heads, width = each * l->head_dim;
+    uint32_t tokens = f->count - f->first;
+    gr_range r = gr_share(sets * tokens, thread, threads);
+    gr_tile t;
+    for (uint32_t u = r.from; u < r.to; u += t.rows) {
+        uint32_t head = u / tokens * each, heads = gr_least(each, l->heads - head);
+        uint32_t token = f->first + u % tokens;
+        bool together = each == 1 && tokens == 1; /* heads */
+        uint32_t most = gr_least(r.to - u, together ? shared - head % shared : f->count - token);
         float out[SCRATCH];
-        for (uint32_t h = 0; h < heads; h++)
-            attend(f, thread, token, head + h, out + (size_t)h * l->head_dim);
-        f->bad[thread] |= !f->e->kern->act(out, &f->att, token, head * l->head_dim / GB_GROUP,
-                                           heads * l->head_dim);
+        most = gr_least(gr_least(most, GR_QUERIES), SCRATCH / width);
+        for (uint32_t h = 0; h < heads; h++) {
+            t = tile_at(f, thread, threads, token, head + h, most, together);
+            attend(f, &t, out + (size_t)h * l->head_dim, width);
+        }
+        for (uint32_t i = 0; i < t.rows; i++)
+            f->bad[thread] |= !f->e->kern->act(
+                out + (size_t)i * width, &f->att, token + (together ? 0 : i),
+                (head + (together ? i : 0)) * l->head_dim / GB_GROUP, heads * l->head_dim);
     }
 }
 
@@ -355,9 +482,10 @@ static void product(gr_fwd *f, uint32_t role, const gr_act *a, uint32_t thread, 
     gr_mat m = gr_matrix(&f->e->v, f->t[role]); /* o or down -> Y */
     uint32_t rows = f->e->v.conf.hidden;
     gr_range r = gr_share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++)
-        gr_multiply(f->e, &m, a, 2 * u, 0, f->count, gr_least(GB_UNIT, rows - GB_UNIT * u),
-                    f->y + (size_t)GB_UNIT * u, rows);
+    for (uint32_t u = r.from; f->first < f->count && u < r.to; u++)
+        gr_multiply(f->e, &m, a, 2 * u, f->first, f->count - f->first,
+                    gr_least(GB_UNIT, rows - GB_UNIT * u),
+                    f->y + (size_t)f->first * rows + (size_t)GB_UNIT * u, rows);
 }
 
 static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
@@ -370,7 +498,7 @@ static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
         float y[SCRATCH], h[GB_UNIT]; /* a row of y: gate 16, up 16, gate 16, up 16 */
         uint32_t rows = gr_least(GB_UNIT, f->l->ffn - GB_UNIT * u), n;
         uint32_t half = gr_least(rows, GB_PANEL), width = rows > half ? WIDTH : GB_UNIT;
-        for (uint32_t first = 0; first < f->count; first += n) {
+        for (uint32_t first = f->first; first < f->count; first += n) {
             n = gr_least(SOME, f->count - first);
             gr_multiply(f->e, &m, &f->xn, 4 * u, first, n, width, y, WIDTH);
             for (uint32_t i = 0; i < n; i++) {
@@ -392,18 +520,18 @@ static void layers(void *arg, uint32_t thread, uint32_t threads)
     gr_team *team = f->e->team;
     uint32_t count = f->e->v.layer_count;
     embed(f, thread, threads);                                  /* ids -> X */
-    gr_team_barrier(team, begin_layer, f);                      /* X -> XN */
+    meet(f, begin_layer, thread, threads);                      /* X -> XN */
     for (uint32_t i = 0; i < count; i++) {
         qkv(f, thread, threads);                                /* XN -> Q, KV */
-        gr_team_barrier(team, NULL, NULL);
+        gr_team_barrier(team, end_qkv, f);
         attention(f, thread, threads);                          /* Q, ring, KV -> ATT */
         gr_team_barrier(team, end_attention, f);                /* KV -> ring */
         product(f, GB_ROLE_O, &f->att, thread, threads);        /* ATT -> Y */
-        gr_team_barrier(team, begin_ffn, f);                    /* X += Y; X -> XN */
+        meet(f, begin_ffn, thread, threads);                    /* X += Y; X -> XN */
         gate_up(f, thread, threads);                            /* XN -> H */
         gr_team_barrier(team, end_gate_up, f);
         product(f, GB_ROLE_DOWN, &f->h, thread, threads);       /* H -> Y */
-        gr_team_barrier(team, end_layer, f);                    /* X += Y; X -> XN, next layer */
+        meet(f, end_layer, thread, threads);                    /* X += Y; X -> XN, next layer */
     }
     if (f->want == 1)
         gr_head_part(&f->head, thread, threads);                /* X -> LOGITS */

@@ -275,16 +275,21 @@ static void test_activations(const gr_kernels *kern)
     }
 }
 
+/* Several queries at a time give what each gives alone. */
 static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, uint32_t group)
 {
-    enum { P = 19, DIM = 256 };
-    static float q[DIM], rows[P][DIM], out[2][DIM], s[2][P], e[P];
-    static int8_t codes[2][P][DIM], qc[DIM];
-    static uint16_t scales[2][P][DIM], qs[DIM], halves[P][DIM];
-    for (uint32_t i = 0; i < dim; i++)
-        q[i] = draw_float(2.0f);
+    enum { P = 37, DIM = 256, Q = GR_QUERIES, LD = 48 };
+    static float q[Q][DIM], rows[P][DIM], out[2][Q][DIM], s[2][Q][LD], e[Q][LD];
+    static int8_t codes[2][P][DIM], qc[Q][DIM];
+    static uint16_t scales[2][P][DIM], qs[Q][DIM], halves[P][DIM];
+    for (uint32_t i = 0; i < Q; i++) {
+        for (uint32_t k = 0; k < dim; k++)
+            q[i][k] = draw_float(2.0f);
+        (void)gr_kernels_base.quantise(q[i], dim, group, qc[i], qs[i]);
+    }
     for (uint32_t p = 0; p < P; p++) {
-        e[p] = gr_expf(draw_float(4.0f));
+        for (uint32_t i = 0; i < Q; i++)
+            e[i][p] = p % 5 == 4 ? 0.0f : gr_expf(draw_float(4.0f));
         for (uint32_t i = 0; i < dim; i++) {
             rows[p][i] = draw_float(p == 5 ? 1e-18f : 2.0f);
             halves[p][i] = gr_to_half(rows[p][i]);
@@ -294,23 +299,32 @@ static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, 
     }
     expect_same(codes[0], codes[1], sizeof codes[0], kern->name, "KV codes");
     expect_same(scales[0], scales[1], sizeof scales[0], kern->name, "KV scales");
-    (void)gr_kernels_base.quantise(q, dim, group, qc, qs);
     const void *stores[] = {rows, halves, codes}; /* by GB_KV_* */
     const void *k = stores[type];
     gr_span span = {k, k, scales[0][0], scales[0][0], DIM, DIM, P};
-    const gr_kernels *table[2] = {&gr_kernels_base, kern};
-    for (int i = 0; i < 2; i++) {
-        memset(out[i], 0, sizeof out[i]);
-        if (type == GB_KV_INT8) {
-            table[i]->score(qc, qs, &span, dim, group, s[i]);
-            table[i]->value(e, &span, dim, group, out[i]);
-        } else {
-            table[i]->score_float(type, q, &span, dim, s[i]);
-            table[i]->value_float(type, e, &span, dim, out[i]);
+    for (uint32_t count = 1; count <= (type == GB_KV_INT8 ? Q : 1); count++) {
+        memset(s, 0, sizeof s), memset(out, 0, sizeof out);
+        for (uint32_t i = 0; i < count; i++) {
+            gr_queries one = {qc[i], qs[i], DIM, DIM, 1};
+            if (type == GB_KV_INT8) {
+                gr_kernels_base.score(&one, &span, dim, group, s[0][i], LD);
+                gr_kernels_base.value(e[i], LD, 1, &span, dim, group, out[0][i], DIM);
+            } else {
+                gr_kernels_base.score_float(type, q[i], &span, dim, s[0][i]);
+                gr_kernels_base.value_float(type, e[i], &span, dim, out[0][i]);
+            }
         }
+        gr_queries all = {qc[0], qs[0], DIM, DIM, count};
+        if (type == GB_KV_INT8) {
+            kern->score(&all, &span, dim, group, s[1][0], LD);
+            kern->value(e[0], LD, count, &span, dim, group, out[1][0], DIM);
+        } else {
+            kern->score_float(type, q[0], &span, dim, s[1][0]);
+            kern->value_float(type, e[0], &span, dim, out[1][0]);
+        }
+        expect_same(s[0], s[1], sizeof s[0], kern->name, "scores");
+        expect_same(out[0], out[1], sizeof out[0], kern->name, "values");
     }
-    expect_same(s[0], s[1], sizeof s[0], kern->name, "scores");
-    expect_same(out[0], out[1], dim * sizeof(float), kern->name, "values");
 }
 
 static void test_table(const gr_kernels *kern)

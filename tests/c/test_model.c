@@ -236,6 +236,10 @@ static void test_barriers(void)
     model *m = make(GB_FMT_Q4H, GB_KV_INT8, 1, NULL);
     barriers = 0;
     (void)gr_forward(&m->e, ids, CHUNK, 0, NULL, NULL);
+    expect(barriers == 7 * LAYERS + 2, "many tokens: two barriers a layer and one more for norms");
+    gr_kv_reset(&m->e);
+    barriers = 0;
+    (void)gr_forward(&m->e, ids, MANY - 1, 0, NULL, NULL);
     expect(barriers == 5 * LAYERS + 1, "five barriers a layer and one after the embedding");
     barriers = 0;
     (void)gr_forward(&m->e, ids, 1, 1, NULL, NULL);
@@ -301,6 +305,12 @@ static void capture(void *user, uint32_t layer, uint32_t stage, const float *x, 
     s->cols[stage] = cols;
 }
 
+static int go_on(void *user, uint32_t position, const float *logits, uint32_t n)
+{
+    (void)user, (void)position, (void)logits, (void)n;
+    return 0;
+}
+
 /* Hidden states in and out: the layers alone, the same as with ids. */
 static void test_hidden(void)
 {
@@ -314,7 +324,7 @@ static void test_hidden(void)
     m->e.capture = capture, m->e.capture_user = &s;
     expect(gr_forward_hidden(&m->e, x[0], 20) == GEMRUN_OK && m->e.pos == 20, "hidden");
     gr_kv_reset(&m->e);
-    expect(gr_forward(&m->e, ids, 20, 0, NULL, NULL) == GEMRUN_OK, "ids");
+    expect(gr_forward(&m->e, ids, 20, 2, go_on, NULL) == GEMRUN_OK, "ids");
     expect(memcmp(m->e.buf[GB_BUF_X], x, sizeof x) == 0, "hidden states are those of the ids");
     static const uint32_t op[] = {GB_OP_QKV, GB_OP_O, GB_OP_GATE_UP, GB_OP_DOWN};
     static const uint32_t cols[] = {HIDDEN, HEADS * DIM, HIDDEN, FFN};
