@@ -1,4 +1,4 @@
-/* gr_api.c: open, close and the facts of a context.
+/* gr_api.c: open, close and the figures of a context.
  *
  * The order of open: map the file, check it, compare memory and machine with what it asks for, map
  * what it declares, read the weights in, start the threads. Whatever fails, everything taken so far
@@ -33,19 +33,15 @@ gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_er
 {
     const uint8_t *bytes = given;
     uint32_t size = 0, tail = 0;
-    if (!given) {
+    if (!given)
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
-    }
     memcpy(&size, given, sizeof size);
-    if (size == 0 || size > STRUCT_MAX || size % sizeof(void *) != 0) { /* no field is cut */
+    if (size == 0 || size > STRUCT_MAX || size % sizeof(void *) != 0) /* no field is cut */
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
-    }
-    for (uint32_t i = known; i < size; i++) {
+    for (uint32_t i = known; i < size; i++)
         tail |= bytes[i];
-    }
-    if (tail != 0) { /* settings that we do not know */
+    if (tail != 0) /* settings that we do not know */
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
-    }
     memset(out, 0, known);
     memcpy(out, given, size < known ? size : known);
     return GEMRUN_OK;
@@ -54,9 +50,8 @@ gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_er
 gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
 {
     uint32_t idle = 0;
-    if (!ctx) {
+    if (!ctx)
         return gr_refuse(GR_F_NONE, 0, 0);
-    }
     if (!atomic_compare_exchange_strong(&ctx->busy, &idle, 1)) {
         gr_error e; /* the context's own belongs to the call inside */
         gr_fail(&e, GEMRUN_E_BUSY, 0, 0, 0);
@@ -69,9 +64,8 @@ gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
 int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result)
 {
     if (result < 0) {
-        if (ctx->e.err.code != (gemrun_status)result) {
+        if (ctx->e.err.code != (gemrun_status)result)
             gr_fail(&ctx->e.err, (gemrun_status)result, 0, 0, 0);
-        }
         gr_report(&ctx->e.err, ctx->name[0] ? ctx->name : "model");
     }
     gr_fp_leave(c->fp);
@@ -94,22 +88,17 @@ static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, g
         *q = gemrun_config_default();
         return GEMRUN_OK;
     }
-    if (gr_take_struct(q, sizeof *q, given, e) != GEMRUN_OK) {
+    if (gr_take_struct(q, sizeof *q, given, e) != GEMRUN_OK)
         return GEMRUN_E_ARGUMENT;
-    }
-    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++) {
+    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++)
         reserved |= q->reserved[i];
-    }
-    if (reserved != 0) {
+    if (reserved != 0)
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, reserved);
-    }
     const uint32_t switches[] = {q->weights_check, q->allow_foreign_board, q->ignore_memory,
                                  q->lock_memory};
-    for (uint32_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
-        if (switches[i] > 1) {
+    for (uint32_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
+        if (switches[i] > 1)
             return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_WEIGHTS_CHECK + i, 1, switches[i]);
-        }
-    }
     return q->threads > GB_MAX_THREADS
                ? gr_fail(e, GEMRUN_E_THREADS, GR_F_THREADS, GB_MAX_THREADS, q->threads)
                : GEMRUN_OK;
@@ -122,34 +111,12 @@ static uint64_t engine_size(const uint8_t *image, uint64_t size)
     return tables == 0 ? 0 : gr_align(gr_add(tables, TABLES_AT), PAGE);
 }
 
-static uint32_t bit_count(uint64_t mask)
-{
-    uint32_t n = 0;
-    for (; mask != 0; mask &= mask - 1) {
-        n++;
-    }
-    return n;
-}
-
 static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *q)
 {
     gr_engine *e = &ctx->e;
-    uint32_t planned = e->v.conf.threads, bits = bit_count(q->thread_affinity);
-    uint32_t cores = gr_port_cores("");
+    uint32_t planned = e->v.conf.threads, cores = gr_port_cores("");
     e->threads = q->threads ? q->threads : cores < planned ? cores : planned;
-    if (q->thread_affinity == 0) {
-        return GEMRUN_OK;
-    }
-    uint64_t allowed = gr_port_affinity();
-    if (q->thread_affinity & ~allowed) {
-        return gr_fail(&e->err, GEMRUN_E_THREADS, GR_F_AFFINITY, allowed, q->thread_affinity);
-    }
-    if (q->threads > bits) {
-        return gr_fail(&e->err, GEMRUN_E_THREADS, GR_F_THREADS_PINNED, bits, q->threads);
-    }
-    e->threads = e->threads > bits ? bits : e->threads;
-    ctx->pin = gr_nth_bit(q->thread_affinity, 0);
-    return GEMRUN_OK;
+    return q->thread_affinity ? gr_take_cores(ctx, q) : GEMRUN_OK;
 }
 
 static gemrun_status choose_kernels(gemrun_context_t *ctx, const char *wanted)
@@ -174,12 +141,10 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
     const gb_conf *c = &e->v.conf;
     e->context = q->kv_cache_size ? q->kv_cache_size : c->context;
     e->chunk = q->prefill_batch_size ? q->prefill_batch_size : c->chunk;
-    if (e->context > c->context) {
+    if (e->context > c->context)
         return gr_fail(&e->err, GEMRUN_E_CONTEXT, 0, e->context, c->context);
-    }
-    if (e->chunk > c->chunk) {
+    if (e->chunk > c->chunk)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BATCH, c->chunk, e->chunk);
-    }
     gemrun_status st = choose_kernels(ctx, q->kernel);
     return st == GEMRUN_OK ? choose_threads(ctx, q) : st;
 }
@@ -188,16 +153,13 @@ static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
 {
     const gb_header *h = &ctx->e.v.header;
     uint64_t stacks = gr_mul(ctx->e.threads - 1, GR_STACK_SIZE), wanted = stacks;
-    if (ctx->image.address) {
+    if (ctx->image.address)
         wanted = gr_add(wanted, gr_add(h->ram_weights, h->ram_tables));
-    }
-    if (ctx->owns_memory) {
+    if (ctx->owns_memory)
         wanted = gr_add(wanted, gr_add(h->ram_arena, gr_add(h->ram_kv, h->ram_engine)));
-    }
     uint64_t available = q->ignore_memory ? GR_TOO_BIG : gr_port_memory("");
-    if (wanted <= available) {
+    if (wanted <= available)
         return GEMRUN_OK;
-    }
     const uint64_t plan[] = {h->ram_weights, h->ram_tables, h->ram_arena,
                              h->ram_kv,      h->ram_engine, stacks};
     gr_fail(&ctx->e.err, GEMRUN_E_MEMORY, 0, wanted, available);
@@ -219,29 +181,24 @@ static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
         ctx->kv = (gr_map){ctx->arena.address + h->ram_arena, h->ram_kv};
         memset(ctx->arena.address, 0, (size_t)(h->ram_arena + h->ram_kv));
     }
-    if (st != GEMRUN_OK) {
+    if (st != GEMRUN_OK)
         return st;
-    }
     e->arena = ctx->arena.address;
     e->kv = ctx->kv.address;
-    for (uint32_t i = 0; i < e->v.plan_count; i++) {
+    for (uint32_t i = 0; i < e->v.plan_count; i++)
         e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
-    }
     gr_port_prefault(&ctx->image);
-    if (q->lock_memory) {
+    if (q->lock_memory)
         ctx->locked = gr_port_lock(&ctx->image) + gr_port_lock(&ctx->engine) +
                       gr_port_lock(&ctx->arena) + gr_port_lock(&ctx->kv);
-    }
     return GEMRUN_OK;
 }
 
 static gemrun_status start_threads(gemrun_context_t *ctx, const gemrun_config *q)
 {
     gr_engine *e = &ctx->e;
-    if (ctx->pin) { /* thread 0 is whoever runs the model: try it once, to report it */
-        ctx->pinned = gr_port_pin(ctx->pin);
-        gr_port_unpin();
-    }
+    ctx->pinned = gr_bind(ctx); /* thread 0 is whoever runs the model: try it once, to report it */
+    gr_unpin(ctx);
     e->team = (gr_team *)(void *)((uint8_t *)ctx + gr_align(sizeof *ctx, GB_LINE));
     return gr_team_start(e->team, e->threads, q->thread_affinity, &e->err);
 }
@@ -250,23 +207,14 @@ static void release(gemrun_context_t *ctx)
 {
     gr_map image = ctx->image, engine = ctx->engine;
     bool ours = ctx->owns_memory;
-    if (ctx->e.team) {
+    if (ctx->e.team)
         gr_team_stop(ctx->e.team);
-    }
     if (ours) {
         gr_port_unmap(&ctx->arena);
         gr_port_unmap(&ctx->kv);
         gr_port_unmap(&engine); /* ctx lies in it */
     }
     gr_port_unmap(&image);
-}
-
-static void copy_names(gemrun_context_t *ctx)
-{
-    const gr_view *v = &ctx->e.v; /* the block was zeroed: all of them end with a zero byte */
-    memcpy(ctx->name, v->conf.name, sizeof v->conf.name);
-    memcpy(ctx->family, v->conf.family, sizeof v->conf.family);
-    memcpy(ctx->target, v->header.target, sizeof v->header.target);
 }
 
 /* `image` is ours to unmap if owned; `memory` is the caller's block or empty. */
@@ -279,14 +227,12 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
         gr_view v;
         return gr_open_view(&v, image.address, image.bytes, NULL, 0, false, e);
     }
-    if (memory.address && memory.bytes < engine.bytes) {
+    if (memory.address && memory.bytes < engine.bytes)
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_MEMORY_SIZE, engine.bytes, memory.bytes);
-    }
-    if (memory.address) {
+    if (memory.address)
         memset(engine.address, 0, (size_t)engine.bytes);
-    } else if ((st = gr_port_map(&engine, engine.bytes, e)) != GEMRUN_OK) {
+    else if ((st = gr_port_map(&engine, engine.bytes, e)) != GEMRUN_OK)
         return st;
-    }
     gemrun_context_t *ctx = (gemrun_context_t *)(void *)engine.address;
     ctx->engine = engine;
     ctx->owns_memory = memory.address == NULL;
@@ -296,16 +242,15 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
     if (st == GEMRUN_OK) {
         uint64_t needed = engine.bytes + ctx->e.v.header.ram_arena + ctx->e.v.header.ram_kv;
         ctx->image = owned ? image : (gr_map){0};
-        copy_names(ctx);
+        gr_copy_names(ctx);
         st = memory.address && memory.bytes < needed
                  ? gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_MEMORY_SIZE, needed, memory.bytes)
                  : GEMRUN_OK;
     }
     gemrun_status (*const steps[])(gemrun_context_t *, const gemrun_config *) = {
         apply_config, check_memory, take_memory, start_threads};
-    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++) {
+    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++)
         st = steps[i](ctx, q);
-    }
     st = st == GEMRUN_OK ? gr_model_bind(&ctx->e) : st;
     if (st != GEMRUN_OK) {
         *e = ctx->e.err;
@@ -323,9 +268,8 @@ gemrun_status gemrun_open(gemrun_context_t **out_ctx, const char *path,
     gemrun_config q;
     gr_map image = {0};
     gr_error e;
-    if (!out_ctx || !path) {
+    if (!out_ctx || !path)
         return gr_refuse(GR_F_NONE, 0, 0);
-    }
     *out_ctx = NULL;
     gemrun_status st = take_config(&q, config, &e);
     st = st == GEMRUN_OK ? gr_port_map_file(&image, path, &e) : st;
@@ -342,22 +286,19 @@ gemrun_status gemrun_open_mem(gemrun_context_t **out_ctx, const void *image, siz
 {
     gemrun_config q;
     gr_error e;
-    if (!out_ctx || !image) {
+    if (!out_ctx || !image)
         return gr_refuse(GR_F_NONE, 0, 0);
-    }
-    if (((uintptr_t)image | (uintptr_t)memory) % PAGE != 0) {
+    if (((uintptr_t)image | (uintptr_t)memory) % PAGE != 0)
         return gr_refuse(GR_F_ALIGNED, PAGE, (uintptr_t)image | (uintptr_t)memory);
-    }
     *out_ctx = NULL;
     union { /* the image is only read; a map holds what could also be written */
         const void *given;
         uint8_t *address;
     } bytes = {image};
     gemrun_status st = take_config(&q, config, &e);
-    if (st == GEMRUN_OK) {
+    if (st == GEMRUN_OK)
         st = open_image(out_ctx, (gr_map){bytes.address, image_size}, false,
                         (gr_map){memory, memory ? memory_size : 0}, &q, &e);
-    }
     return st == GEMRUN_OK ? st : gr_report(&e, "image");
 }
 
@@ -366,12 +307,10 @@ int64_t gemrun_memory_needed(const void *image, size_t image_size, const gemrun_
     gb_header h;
     gr_error e;
     (void)config; /* a lower kv_cache_size limits the positions, not the plan */
-    if (!image) {
+    if (!image)
         return gr_refuse(GR_F_NONE, 0, 0);
-    }
-    if (gr_open_header(&h, image, image_size, &e) != GEMRUN_OK) {
+    if (gr_open_header(&h, image, image_size, &e) != GEMRUN_OK)
         return gr_report(&e, "image");
-    }
     uint64_t need = gr_add(engine_size(image, image_size), gr_add(h.ram_arena, h.ram_kv));
     if (need > INT64_MAX) {
         gr_fail(&e, GEMRUN_E_RAM, 0, INT64_MAX, need);
@@ -395,19 +334,17 @@ void gemrun_destroy(gemrun_context_t *ctx)
     }
 }
 
-/* ---- facts ---- */
+/* ---- figures ---- */
 
 gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
 {
     gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
     gr_call c;
-    if (!out || out->size != sizeof *out) {
+    if (!out || out->size != sizeof *out)
         return gr_refuse(out ? GR_F_SIZE : GR_F_NONE, sizeof *out, out ? out->size : 0);
-    }
     gemrun_status st = gr_enter(own, &c);
-    if (st != GEMRUN_OK) {
+    if (st != GEMRUN_OK)
         return st;
-    }
     const gr_engine *e = &ctx->e;
     const gb_header *h = &e->v.header;
     *out = ctx->last;
@@ -429,51 +366,8 @@ gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
     return gr_leave(own, &c, GEMRUN_OK);
 }
 
-gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
-{
-    if (!ctx || !out || out->size != sizeof *out) {
-        return gr_refuse(ctx && out ? GR_F_SIZE : GR_F_NONE, sizeof *out, out ? out->size : 0);
-    }
-    const gr_view *v = &ctx->e.v; /* nothing here changes after open */
-    const struct gb_tokn *t = v->tok.h;
-    *out = (gemrun_info){
-        .size = sizeof *out, .vocab_rows = v->conf.vocab_rows, .context = v->conf.context,
-        .chunk = v->conf.chunk, .layers = v->layer_count, .hidden = v->conf.hidden,
-        .threads_planned = v->conf.threads, .has_chat = v->has_chat, .stop_id_count = t->n_stop,
-        .stop_ids = v->tok.stop, .bos_id = t->bos == GB_TOK_NONE ? -1 : (int32_t)t->bos,
-        .kv_type = v->conf.kv_type, .name = ctx->name, .family = ctx->family,
-        .target = ctx->target, .kernel = ctx->kernel};
-    return GEMRUN_OK;
-}
-
-uint32_t gemrun_regions(const gemrun_context_t *ctx, gemrun_region *out, uint32_t capacity)
-{
-    if (!ctx || (!out && capacity > 0)) {
-        return 0;
-    }
-    const gr_map fixed[] = {ctx->image, ctx->arena, ctx->kv, ctx->engine};
-    static const char *const names[] = {"weights+tables", "arena", "kv", "engine"};
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < 4 + ctx->e.threads - 1; i++) {
-        gr_map m = i < 4 ? fixed[i] : gr_team_stack(ctx->e.team, i - 3);
-        if (m.address) {
-            if (count < capacity) {
-                out[count] = (gemrun_region){i < 4 ? names[i] : "stacks", m.address,
-                                             (size_t)m.bytes};
-            }
-            count++;
-        }
-    }
-    return count;
-}
-
 const char *gemrun_last_error(void)
 {
     size_t capacity;
     return gr_port_text(&capacity);
-}
-
-const char *gemrun_version(void)
-{
-    return GEMRUN_VERSION;
 }

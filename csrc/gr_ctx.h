@@ -1,4 +1,5 @@
-/* gr_ctx.h: the context, shared by gr_api.c (open, facts) and gr_run.c (tokens, text). */
+/* gr_ctx.h: the context, shared by gr_api.c (open, close), gr_facts.c, gr_run.c (token ids),
+ * gr_generate.c (text) and gr_hooks.c. */
 #ifndef GR_CTX_H
 #define GR_CTX_H
 
@@ -6,6 +7,11 @@
 
 #include "gr_kern.h"
 #include "gr_port.h"
+
+static inline bool gr_finite(float x)
+{
+    return (gr_bits(x) & GR_EXPONENT) != GR_EXPONENT;
+}
 
 struct gemrun_context { /* at the start of the engine block */
     gr_engine e;
@@ -40,5 +46,56 @@ gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found);
  * one, of an older header, is filled up with zeros, a longer one must be zero behind ours. Nothing
  * is read beyond the size it states. */
 gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_error *e);
+
+/* ---- steps (gr_run.c) ---- */
+enum { GR_MAX_LIST = 4096, GR_MAX_STOPS = 8, GR_MAX_STOP = 128 }; /* limits of a request */
+
+typedef struct gr_run { /* what a run of steps is told, and why it ended */
+    gemrun_logits_fn on_logits; /* sees the logits of every position; NULL: of none */
+    void *user;
+    uint32_t finish;
+    uint64_t start, deadline_ns; /* time of the call, and what it may take from there; 0: all */
+} gr_run;
+
+void gr_reset(gemrun_context_t *ctx);
+/* Take the request as it is now into `q`, which lives as long as the call. */
+gemrun_status gr_check_request(gr_engine *e, const gemrun_request *from, gemrun_request *q);
+/* The prompt or the cache has no room for `tokens` tokens. Returns the code. */
+gemrun_status gr_no_room(gr_engine *e, gemrun_status code, uint64_t tokens);
+bool gr_is_row(gr_engine *e, int64_t id); /* false: E_TOKEN is reported */
+/* Append ids by chunks. `r` (NULL: nothing interrupts) learns why it stopped early. The caller
+ * resets the cache after a failure behind the first chunk: what it overwrote is gone. */
+gemrun_status gr_append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t count, gr_run *r);
+gemrun_status gr_draw(gemrun_context_t *ctx, const gemrun_request *q, uint32_t *out_id);
+/* Greedy steps from an empty cache. `steps` is filled in. */
+gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t prompt_count,
+                        uint32_t *steps, uint32_t step_count, uint64_t *out_digest);
+
+/* ---- what a minimal build has not; there a setting that needs it is refused ---- */
+#ifndef GR_MINIMAL
+void gr_copy_names(gemrun_context_t *ctx); /* gr_facts.c */
+/* gr_cores.c: the config's affinity is checked; bind the calling thread (1: it is), for as long as
+ * steps follow each other; a whole run gives it its cores back. */
+gemrun_status gr_take_cores(gemrun_context_t *ctx, const gemrun_config *q);
+uint32_t gr_bind(const gemrun_context_t *ctx);
+void gr_unpin(const gemrun_context_t *ctx);
+/* gr_adjust.c: bans, biases and stop strings are checked; the logits are changed in place. */
+gemrun_status gr_check_lists(gr_engine *e, const gemrun_request *q);
+gemrun_status gr_adjust(gr_engine *e, const gemrun_request *q, float *logits, uint32_t rows);
+/* gr_generate.c: why a run must end before its next step. */
+uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r);
+#else
+#define gr_copy_names(ctx) ((void)0)
+#define gr_take_cores(ctx, q) gr_fail(&(ctx)->e.err, GEMRUN_E_THREADS, GR_F_AFFINITY, 0, 0)
+#define gr_bind(ctx) 0u
+#define gr_unpin(ctx) ((void)0)
+#define gr_adjust(e, q, logits, rows) GEMRUN_OK
+#define gr_interrupted(ctx, r) ((r)->finish)
+static inline gemrun_status gr_check_lists(gr_engine *e, const gemrun_request *q)
+{
+    bool changes = q->banned_count || q->bias_count || q->repetition_penalty != 1.0f;
+    return changes ? gr_fail(&e->err, GEMRUN_E_FEATURE, 0, 0, 0) : GEMRUN_OK;
+}
+#endif
 
 #endif

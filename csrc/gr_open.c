@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gr_check.h"
+#include "gr_feature.h"
 #include "gr_internal.h"
 
 enum { FLOAT_MAX = 0x7f7fffff, FLOAT_1 = 0x3f800000, FLOAT_100 = 0x42c80000 };
@@ -34,24 +35,33 @@ gemrun_status gr_fail(gr_error *e, gemrun_status code, uint32_t what, uint64_t w
     return code;
 }
 
-static gemrun_status bad(reader *r, gemrun_status code, uint32_t record, uint64_t wanted,
-                         uint64_t found)
+/* The checks say whether all is well; what is not is in r->e. */
+static bool fail(reader *r, gemrun_status code, uint32_t what, uint64_t wanted, uint64_t found)
+{
+    gr_fail(r->e, code, what, wanted, found);
+    return false;
+}
+
+static bool bad(reader *r, gemrun_status code, uint32_t record, uint64_t wanted, uint64_t found)
 {
     gr_fail(r->e, code, 0, wanted, found);
     r->e->record = record;
-    return code;
+    return false;
 }
 
-static gemrun_status within(reader *r, gemrun_status code, uint32_t record, const range *table,
-                            size_t count)
+static bool equal(reader *r, gemrun_status code, uint32_t what, uint64_t wanted, uint64_t found)
 {
-    for (size_t i = 0; i < count; i++) {
+    return wanted == found || fail(r, code, what, wanted, found);
+}
+
+static bool within(reader *r, gemrun_status code, uint32_t record, const range *table, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
         if (table[i].value < table[i].least || table[i].value > table[i].most) {
             uint64_t limit = table[i].value < table[i].least ? table[i].least : table[i].most;
             return bad(r, code, record, limit, table[i].value);
         }
-    }
-    return GEMRUN_OK;
+    return true;
 }
 #define WITHIN(r, code, record, table) \
     within(r, code, record, table, sizeof(table) / sizeof((table)[0]))
@@ -82,62 +92,48 @@ static bool is_text_field(const uint8_t *p, size_t size)
 
 /* ---- header, signature block (rows 1 to 10 of the table) ---- */
 
-static gemrun_status check_fixed(const gb_header *h, uint64_t size, gr_error *e)
+static bool check_fixed(reader *r, const gb_header *h, uint64_t size)
 {
-    const uint64_t fixed[][2] = {{h->header_size, 256}, {h->entry_size, 128}, {h->align, GB_ALIGN},
-                                 {h->table_offset, 512}};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
-        if (fixed[i][0] != fixed[i][1])
-            return gr_fail(e, GEMRUN_E_HEADER, 0, fixed[i][1], fixed[i][0]);
-    if (h->section_count < 1 || h->section_count > GB_MAX_SECTIONS)
-        return gr_fail(e, GEMRUN_E_HEADER, 0, GB_MAX_SECTIONS, h->section_count);
-    if (!all_zero(h->reserved, sizeof h->reserved) ||
-        !is_text_field(h->target, sizeof h->target))
-        return gr_fail(e, GEMRUN_E_HEADER, 0, 0, 1);
-    if (h->file_size != size)
-        return gr_fail(e, GEMRUN_E_SIZE, 0, h->file_size, size);
-    if (h->required_features & ~(uint64_t)GB_REQ_KNOWN)
-        return gr_fail(e, GEMRUN_E_FEATURE, 0, GB_REQ_KNOWN, h->required_features);
-    if (h->engine_abi_min > GB_ENGINE_ABI)
-        return gr_fail(e, GEMRUN_E_ABI, 0, h->engine_abi_min, GB_ENGINE_ABI);
-    return GEMRUN_OK;
+    bool clean = all_zero(h->reserved, sizeof h->reserved) &&
+                 is_text_field(h->target, sizeof h->target);
+    const range fixed[] = {{h->header_size, 256, 256}, {h->entry_size, 128, 128},
+                           {h->align, GB_ALIGN, GB_ALIGN}, {h->table_offset, 512, 512},
+                           {h->section_count, 1, GB_MAX_SECTIONS}, {!clean, 0, 0}};
+    if (!WITHIN(r, GEMRUN_E_HEADER, NO_RECORD, fixed) ||
+        !equal(r, GEMRUN_E_SIZE, 0, h->file_size, size))
+        return false;
+    if (h->required_features & ~(uint64_t)GR_REQ_KNOWN)
+        return fail(r, GEMRUN_E_FEATURE, 0, GR_REQ_KNOWN, h->required_features);
+    return h->engine_abi_min <= GB_ENGINE_ABI ||
+           fail(r, GEMRUN_E_ABI, 0, h->engine_abi_min, GB_ENGINE_ABI);
 }
 
-static gemrun_status check_signature_block(const uint8_t *image, gr_error *e)
+static bool check_signature_block(reader *r, const uint8_t *image)
 {
     gb_signature s;
     memcpy(&s, image + sizeof(gb_header), sizeof s);
     bool clean = all_zero(s.pad, sizeof s.pad) && all_zero(s.reserved, sizeof s.reserved);
     bool unsigned_clean = s.alg != 0 || (all_zero(s.key_id, sizeof s.key_id) &&
                                          all_zero(s.signature, sizeof s.signature));
-    if (s.alg > 1 || !clean || !unsigned_clean)
-        return gr_fail(e, GEMRUN_E_SIGNATURE, 0, 1, s.alg);
-    return GEMRUN_OK;
+    return (s.alg <= 1 && clean && unsigned_clean) || fail(r, GEMRUN_E_SIGNATURE, 0, 1, s.alg);
 }
 
 gemrun_status gr_open_header(gb_header *h, const uint8_t *image, uint64_t size, gr_error *e)
 {
-    if (size == 0 || memcmp(image, GB_MAGIC, size < 8 ? (size_t)size : 8) != 0) {
-        bool empty = size == 0;
-        return gr_fail(e, empty ? GEMRUN_E_SIZE : GEMRUN_E_MAGIC, 0, empty ? 512 : 0, 0);
-    }
+    reader r = {.e = e};
+    if (size > 0 && memcmp(image, GB_MAGIC, size < 8 ? (size_t)size : 8) != 0)
+        return gr_fail(e, GEMRUN_E_MAGIC, 0, 0, 0);
     if (size < 512)
         return gr_fail(e, GEMRUN_E_SIZE, 0, 512, size);
     memcpy(h, image, sizeof *h);
-    if (h->byte_order != GB_BYTE_ORDER)
-        return gr_fail(e, GEMRUN_E_BYTE_ORDER, 0, GB_BYTE_ORDER, h->byte_order);
-    if (h->major != GB_MAJOR)
-        return gr_fail(e, GEMRUN_E_VERSION, 0, GB_MAJOR, h->major);
     uint32_t crc = gr_crc32(0, h, offsetof(gb_header, header_crc32));
-    if (crc != h->header_crc32)
-        return gr_fail(e, GEMRUN_E_HEADER_CRC, 0, h->header_crc32, crc);
-    gemrun_status st = check_fixed(h, size, e);
-    if (st == GEMRUN_OK)
-        st = check_signature_block(image, e);
     uint64_t table_end = 512 + (uint64_t)h->section_count * sizeof(gb_section); /* row 11 */
-    if (st == GEMRUN_OK && table_end > size)
-        st = gr_fail(e, GEMRUN_E_SIZE, 0, table_end, size);
-    return st;
+    bool ok = equal(&r, GEMRUN_E_BYTE_ORDER, 0, GB_BYTE_ORDER, h->byte_order) &&
+              equal(&r, GEMRUN_E_VERSION, 0, GB_MAJOR, h->major) &&
+              equal(&r, GEMRUN_E_HEADER_CRC, 0, h->header_crc32, crc) &&
+              check_fixed(&r, h, size) && check_signature_block(&r, image) &&
+              (table_end <= size || fail(&r, GEMRUN_E_SIZE, 0, table_end, size));
+    return ok ? GEMRUN_OK : e->code;
 }
 
 /* ---- section table (rows 12 to 16) ---- */
@@ -181,85 +177,81 @@ static bool entry_is_good(const gb_section *s, uint64_t end)
            s->offset == gr_align(end, align) && end != GR_TOO_BIG;
 }
 
-static gemrun_status check_entries(reader *r)
+static bool check_entries(reader *r)
 {
-    uint64_t end = 512 + (uint64_t)r->count * sizeof(gb_section), size = r->v->image_size;
+    const uint64_t first = 512 + (uint64_t)r->count * sizeof(gb_section), size = r->v->image_size;
+    uint64_t end = first;
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
-        if (!entry_is_good(s, end) || !gr_inside(s->offset, s->size, size) ||
-            find(r, s->type) != s)
-            return gr_fail(r->e, GEMRUN_E_TABLE, s->type, end, s->offset);
+        if (!entry_is_good(s, end) || !gr_inside(s->offset, s->size, size) || find(r, s->type) != s)
+            return fail(r, GEMRUN_E_TABLE, s->type, end, s->offset);
         end = s->offset + s->size;
     }
-    if (gr_align(end, GB_ALIGN) != size)
-        return gr_fail(r->e, GEMRUN_E_TABLE, 0, gr_align(end, GB_ALIGN), size);
-    end = 512 + (uint64_t)r->count * sizeof(gb_section);
+    if (!equal(r, GEMRUN_E_TABLE, 0, gr_align(end, GB_ALIGN), size))
+        return false;
+    end = first;
     for (uint32_t i = 0; i <= r->count; i++) {
         uint64_t next = i < r->count ? r->entries[i].offset : size;
         if (!all_zero(r->v->image + end, next - end))
-            return gr_fail(r->e, GEMRUN_E_GAP, 0, next, end);
+            return fail(r, GEMRUN_E_GAP, 0, next, end);
         end = i < r->count ? next + r->entries[i].size : size;
     }
-    return GEMRUN_OK;
+    return true;
 }
 
-static gemrun_status check_presence(reader *r)
+static bool check_presence(reader *r)
 {
     for (size_t i = 0; i < REQUIRED_COUNT; i++)
         if (!find(r, required[i]))
-            return gr_fail(r->e, GEMRUN_E_MISSING, required[i], 0, 0);
+            return fail(r, GEMRUN_E_MISSING, required[i], 0, 0);
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
         bool known = s->type == GB_SEC_TMPL;
         for (size_t k = 0; k < REQUIRED_COUNT; k++)
             known = known || s->type == required[k];
         if (!known && (s->flags & GB_SECF_REQUIRED))
-            return gr_fail(r->e, GEMRUN_E_MISSING, s->type, 0, 1);
+            return fail(r, GEMRUN_E_MISSING, s->type, 0, 1);
     }
-    for (uint32_t i = 0; i < r->count; i++) {
-        const gb_section *s = r->entries + i;
-        uint32_t crc = s->crc32;
-        if (s->type != GB_SEC_WHOT)
-            crc = gr_crc32(0, r->v->image + s->offset, (size_t)s->size);
-        if (crc != s->crc32)
-            return gr_fail(r->e, GEMRUN_E_SECTION_CRC, s->type, s->crc32, crc);
-    }
-    return GEMRUN_OK;
+    return true;
 }
 
-static gemrun_status open_table(reader *r)
+static bool check_crc(reader *r, gemrun_status code, const gb_section *s)
+{
+    uint32_t crc = gr_crc32(0, r->v->image + s->offset, (size_t)s->size);
+    return equal(r, code, s->type, s->crc32, crc);
+}
+
+static bool open_table(reader *r)
 {
     gr_view *v = r->v;
     uint64_t size = (uint64_t)v->header.section_count * sizeof(gb_section);
     gb_section *copy = take(r, size);
     if (!copy) /* the file changed after its tables were measured */
-        return gr_fail(r->e, GEMRUN_E_TABLE, 0, size, r->left);
+        return fail(r, GEMRUN_E_TABLE, 0, size, r->left);
     memcpy(copy, v->image + 512, (size_t)size);
     r->entries = copy;
     r->count = v->header.section_count;
     uint32_t crc = gr_crc32(0, copy, (size_t)size);
-    if (crc != v->header.table_crc32)
-        return gr_fail(r->e, GEMRUN_E_TABLE_CRC, 0, v->header.table_crc32, crc);
-    gemrun_status st = check_entries(r);
-    return st == GEMRUN_OK ? check_presence(r) : st;
+    bool ok = equal(r, GEMRUN_E_TABLE_CRC, 0, v->header.table_crc32, crc) && check_entries(r) &&
+              check_presence(r);
+    for (uint32_t i = 0; ok && i < r->count; i++)
+        ok = copy[i].type == GB_SEC_WHOT || check_crc(r, GEMRUN_E_SECTION_CRC, copy + i);
+    return ok;
 }
 
 /* Copy the records of a section, `known` bytes of each. NULL: the failure is in r->e. */
 static const void *copy_records(reader *r, uint32_t type, gemrun_status code, uint64_t known,
-                                range count)
+                                uint64_t least, uint64_t most)
 {
     const gb_section *s = find(r, type);
-    count.value = s->record_count;
-    const range table[] = {{s->record_size, known, UINT32_MAX}, count};
-    if (WITHIN(r, code, NO_RECORD, table) != GEMRUN_OK)
+    const range table[] = {{s->record_size, known, UINT32_MAX}, {s->record_count, least, most}};
+    if (!WITHIN(r, code, NO_RECORD, table))
         return NULL;
     uint8_t *copy = take(r, gr_mul(known, s->record_count));
-    if (!copy) {
+    if (!copy)
         bad(r, code, NO_RECORD, gr_mul(known, s->record_count), r->left);
-        return NULL;
-    }
     const uint8_t *from = r->v->image + s->offset;
-    for (uint64_t i = 0; i < s->record_count; i++)
+    for (uint64_t i = 0; copy && i < s->record_count; i++)
         memcpy(copy + i * known, from + i * s->record_size, (size_t)known);
     return copy;
 }
@@ -290,41 +282,41 @@ uint64_t gr_open_tables_size(const uint8_t *image, uint64_t size)
 
 /* ---- CONF, LAYR, SEGM ---- */
 
-static gemrun_status open_conf(reader *r)
+static bool open_conf(reader *r)
 {
-    const range one = {0, 1, 1};
-    const gb_conf *copy = copy_records(r, GB_SEC_CONF, GEMRUN_E_CONF, sizeof *copy, one);
+    const gb_conf *copy = copy_records(r, GB_SEC_CONF, GEMRUN_E_CONF, sizeof *copy, 1, 1);
     if (!copy)
-        return GEMRUN_E_CONF;
+        return false;
     r->v->conf = *copy;
     const gb_conf *c = &r->v->conf;
     bool capped = (c->flags & GB_CONFF_FINAL_SOFTCAP) != 0;
     uint32_t zero = !all_zero(c->reserved, sizeof c->reserved) || c->reserved0 != 0 ||
                     !is_text_field(c->family, sizeof c->family) ||
                     !is_text_field(c->name, sizeof c->name);
+    uint64_t text = 16 * (uint64_t)c->context + 4096;
     const range table[] = {
         {c->layer_count, 1, GB_MAX_LAYERS}, {c->hidden, 1, GB_MAX_HIDDEN},
         {c->vocab_rows, 1, GB_MAX_VOCAB}, {c->rope_count, 1, GB_MAX_ROPES},
         {c->context, 1, GB_MAX_CONTEXT}, {c->trained_context, 1, GB_MAX_CONTEXT},
         {c->chunk, 1, GB_MAX_CHUNK}, {c->threads, 1, GB_MAX_THREADS},
-        {c->kv_type, 0, GB_KV_INT8}, {c->flags, 0, GB_CONFF_TIED | GB_CONFF_FINAL_SOFTCAP},
+        {c->kv_type, GR_KV_FIRST, GB_KV_INT8},
+        {c->flags, 0, GB_CONFF_TIED | GB_CONFF_FINAL_SOFTCAP},
         {c->act_mode, 0, 0}, {bits(c->norm_eps), 0, FLOAT_MAX},
         {bits(c->embed_scale), 1, FLOAT_MAX},
         {bits(c->final_softcap), capped, capped ? FLOAT_MAX : 0},
         {bits(c->temperature), 0, FLOAT_100}, {bits(c->top_p), 1, FLOAT_1},
         {bits(c->min_p), 0, FLOAT_1 - 1}, {bits(c->repetition_penalty), 1, FLOAT_100},
-        {c->top_k, 0, GB_MAX_VOCAB}, {zero, 0, 0},
-        {c->text_limit, 16 * (uint64_t)c->context + 4096, 16 * (uint64_t)c->context + 4096}};
+        {c->top_k, 0, GB_MAX_VOCAB}, {zero, 0, 0}, {c->text_limit, text, text}};
     return WITHIN(r, GEMRUN_E_CONF, 0, table);
 }
 
-static gemrun_status check_layer(reader *r, uint32_t index, uint64_t kv_offset)
+static bool check_layer(reader *r, uint32_t index, uint64_t kv_offset)
 {
     const gb_conf *c = &r->v->conf;
     const gb_layer *l = r->v->layers + index;
     bool capped = (l->flags & GB_LAYERF_ATTN_SOFTCAP) != 0, int8 = c->kv_type == GB_KV_INT8;
     uint32_t known = GB_LAYERF_QK_NORM | GB_LAYERF_QKV_BIAS | GB_LAYERF_ATTN_SOFTCAP;
-    uint32_t group = l->kv_group;
+    uint32_t group = l->kv_group, blocks = gr_kv_layer_blocks(c->context, l->window);
     const range table[] = {
         {l->kind, GB_LAYER_DENSE, GB_LAYER_DENSE}, {l->flags, 0, known},
         {l->heads, 1, GB_MAX_HEADS}, {l->kv_heads, 1, l->heads},
@@ -334,53 +326,51 @@ static gemrun_status check_layer(reader *r, uint32_t index, uint64_t kv_offset)
         {bits(l->score_scale), 1, FLOAT_MAX},
         {bits(l->attn_softcap), capped, capped ? FLOAT_MAX : 0}, {l->kv_source, index, index},
         {group, int8 ? 1 : 0, int8 ? l->head_dim : 0}, {bits(l->sparsity_z), 0, 0},
-        {!all_zero(l->reserved, sizeof l->reserved), 0, 0},
-        {l->kv_blocks, gr_kv_layer_blocks(c->context, l->window),
-         gr_kv_layer_blocks(c->context, l->window)}, {l->kv_offset, kv_offset, kv_offset}};
-    gemrun_status st = WITHIN(r, GEMRUN_E_LAYR, index, table);
-    if (st != GEMRUN_OK)
-        return st;
+        {!all_zero(l->reserved, sizeof l->reserved), 0, 0}, {l->kv_blocks, blocks, blocks},
+        {l->kv_offset, kv_offset, kv_offset}};
+    if (!WITHIN(r, GEMRUN_E_LAYR, index, table))
+        return false;
     if (l->heads % l->kv_heads != 0)
         return bad(r, GEMRUN_E_LAYR, index, l->kv_heads, l->heads);
     if (int8 && ((group != 32 && group != 64 && group != l->head_dim) || l->head_dim % group))
         return bad(r, GEMRUN_E_LAYR, index, l->head_dim, group);
     uint64_t size = gr_kv_layer_size(c->kv_type, l);
-    return l->kv_size == size ? GEMRUN_OK : bad(r, GEMRUN_E_LAYR, index, size, l->kv_size);
+    return l->kv_size == size || bad(r, GEMRUN_E_LAYR, index, size, l->kv_size);
 }
 
-static gemrun_status open_layers(reader *r)
+static bool open_layers(reader *r)
 {
-    const range count = {0, r->v->conf.layer_count, r->v->conf.layer_count};
-    r->v->layers = copy_records(r, GB_SEC_LAYR, GEMRUN_E_LAYR, sizeof(gb_layer), count);
-    if (!r->v->layers)
-        return GEMRUN_E_LAYR;
-    r->v->layer_count = r->v->conf.layer_count;
+    gr_view *v = r->v;
+    uint32_t count = v->conf.layer_count;
+    v->layers = copy_records(r, GB_SEC_LAYR, GEMRUN_E_LAYR, sizeof(gb_layer), count, count);
+    if (!v->layers)
+        return false;
+    v->layer_count = count;
+    bool ok = true;
     uint64_t kv = 0;
-    for (uint32_t i = 0; i < r->v->layer_count; i++) {
-        gemrun_status st = check_layer(r, i, kv);
-        if (st != GEMRUN_OK)
-            return st;
-        kv = gr_add(kv, r->v->layers[i].kv_size);
+    for (uint32_t i = 0; ok && i < count; i++) {
+        ok = check_layer(r, i, kv);
+        kv = gr_add(kv, v->layers[i].kv_size);
     }
-    return GEMRUN_OK;
+    return ok;
 }
 
-static gemrun_status open_segments(reader *r)
+static bool open_segments(reader *r)
 {
-    const range count = {0, 1, GB_MAX_SEGMENTS};
-    r->v->segments = copy_records(r, GB_SEC_SEGM, GEMRUN_E_SEGM, sizeof(gb_segment), count);
-    if (!r->v->segments)
-        return GEMRUN_E_SEGM;
-    r->v->segment_count = (uint32_t)find(r, GB_SEC_SEGM)->record_count;
-    for (uint32_t i = 0; i < r->v->segment_count; i++) {
-        const gb_segment *s = r->v->segments + i;
+    gr_view *v = r->v;
+    v->segments = copy_records(r, GB_SEC_SEGM, GEMRUN_E_SEGM, sizeof(gb_segment), 1,
+                               GB_MAX_SEGMENTS);
+    if (!v->segments)
+        return false;
+    v->segment_count = (uint32_t)find(r, GB_SEC_SEGM)->record_count;
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < v->segment_count; i++) {
+        const gb_segment *s = v->segments + i;
         const range table[] = {{s->format, GB_FMT_F32, GB_FMT_VECTOR}, {s->first_group, 0, 65536},
                                {s->group_count, 1, 65536}, {s->reserved, 0, 0}};
-        gemrun_status st = WITHIN(r, GEMRUN_E_SEGM, i, table);
-        if (st != GEMRUN_OK)
-            return st;
+        ok = WITHIN(r, GEMRUN_E_SEGM, i, table);
     }
-    return GEMRUN_OK;
+    return ok;
 }
 
 /* ---- TENS ---- */
@@ -410,13 +400,12 @@ static bool is_vector_role(uint32_t role)
 static bool formats_fit(const gb_tensor *t, const gb_segment *s)
 {
     uint32_t first = s->format;
-    bool plain = first == GB_FMT_F32 || first == GB_FMT_F16;
     if (is_vector_role(t->role))
         return t->seg_count == 1 && first == GB_FMT_VECTOR;
-    if (t->role == GB_ROLE_EMBED || t->role == GB_ROLE_HEAD)
-        return t->seg_count == 1 && (plain || first == GB_FMT_Q8_ROWS);
-    if (plain)
+    if (gr_is_float(first))
         return t->seg_count == 1;
+    if (t->role == GB_ROLE_EMBED || t->role == GB_ROLE_HEAD)
+        return t->seg_count == 1 && first == GB_FMT_Q8_ROWS;
     for (uint32_t i = 0; i < t->seg_count; i++)
         if (s[i].format < GB_FMT_Q4H || s[i].format > GB_FMT_Q8)
             return false;
@@ -436,12 +425,11 @@ static bool segments_cover(const gb_tensor *t, const gb_segment *s)
     return group == gr_align(t->cols, GB_GROUP) / GB_GROUP;
 }
 
-static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint64_t rows,
-                                  uint64_t cols)
+/* The next record: all but its slab. */
+static bool check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint64_t rows,
+                         uint64_t cols)
 {
     const gr_view *v = r->v;
-    if (w->next >= v->tensor_count)
-        return bad(r, GEMRUN_E_TENS, w->next, role, 0);
     const gb_tensor *t = v->tensors + w->next;
     bool vector = is_vector_role(role), two = role == GB_ROLE_GATE_UP;
     uint64_t rows_padded = vector ? 1 : gr_align(rows, GB_PANEL);
@@ -453,9 +441,8 @@ static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t lay
         {!all_zero(t->reserved, sizeof t->reserved), 0, 0}, {t->layer != layer, 0, 0},
         {t->seg_count, 1, v->segment_count}, {t->seg_first, 0, v->segment_count - t->seg_count},
         {t->seg_count, 1, t->size / GB_GROUP}};
-    gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
-    if (st != GEMRUN_OK)
-        return st;
+    if (!WITHIN(r, GEMRUN_E_TENS, w->next, table))
+        return false;
     const gb_segment *s = v->segments + t->seg_first;
     if (!region_fits(r, w, t->offset, t->size))
         return bad(r, GEMRUN_E_TENS, w->next, w->end, t->offset);
@@ -470,56 +457,49 @@ static gemrun_status check_tensor(reader *r, walk *w, uint32_t role, int32_t lay
     if (planes ? !region_fits(r, w, t->second_offset, second) : t->second_offset != 0)
         return bad(r, GEMRUN_E_TENS, w->next, w->end, t->second_offset);
     w->next++;
-    return GEMRUN_OK;
+    return true;
 }
 
 /* Records of one role that together cover `heads` heads of `head_dim` rows, in order. */
-static gemrun_status check_slabs(reader *r, walk *w, uint32_t role, int32_t layer, uint32_t heads,
-                                 uint32_t head_dim)
+static bool check_slabs(reader *r, walk *w, uint32_t role, int32_t layer, uint32_t heads,
+                        uint32_t head_dim)
 {
-    uint32_t covered = 0;
-    while (covered < heads) {
+    for (uint32_t covered = 0; covered < heads;) {
         if (w->next >= r->v->tensor_count)
             return bad(r, GEMRUN_E_TENS, w->next, role, 0);
         const gb_tensor *t = r->v->tensors + w->next;
-        const range table[] = {{t->slab_first, covered, covered},
-                               {t->slab_count, 1, heads - covered}};
-        gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
         uint64_t rows = gr_mul(t->slab_count, head_dim);
-        if (st == GEMRUN_OK && t->slab_count != heads && rows % GB_PANEL != 0)
-            st = bad(r, GEMRUN_E_TENS, w->next, GB_PANEL, rows);
-        if (st == GEMRUN_OK)
-            st = check_tensor(r, w, role, layer, rows, r->v->conf.hidden);
-        if (st != GEMRUN_OK)
-            return st;
+        uint64_t rest = t->slab_count == heads ? 0 : rows % GB_PANEL; /* a part ends on a panel */
+        const range table[] = {{t->slab_first, covered, covered},
+                               {t->slab_count, 1, heads - covered}, {rest, 0, 0}};
+        if (!WITHIN(r, GEMRUN_E_TENS, w->next, table) ||
+            !check_tensor(r, w, role, layer, rows, r->v->conf.hidden))
+            return false;
         covered += t->slab_count;
     }
-    return GEMRUN_OK;
+    return true;
 }
 
 /* One record of a role; only O has a slab, of all heads. */
-static gemrun_status check_one(reader *r, walk *w, uint32_t role, int32_t layer, uint64_t rows,
-                               uint64_t cols)
+static bool check_one(reader *r, walk *w, uint32_t role, int32_t layer, uint64_t rows,
+                      uint64_t cols)
 {
-    if (w->next < r->v->tensor_count) {
-        const gb_tensor *t = r->v->tensors + w->next;
-        uint64_t heads = role == GB_ROLE_O ? r->v->layers[layer].heads : 0;
-        const range table[] = {{t->slab_first, 0, 0}, {t->slab_count, heads, heads}};
-        gemrun_status st = WITHIN(r, GEMRUN_E_TENS, w->next, table);
-        if (st != GEMRUN_OK)
-            return st;
-    }
-    return check_tensor(r, w, role, layer, rows, cols);
+    if (w->next >= r->v->tensor_count)
+        return bad(r, GEMRUN_E_TENS, w->next, role, 0);
+    const gb_tensor *t = r->v->tensors + w->next;
+    uint64_t heads = role == GB_ROLE_O ? r->v->layers[layer].heads : 0;
+    const range table[] = {{t->slab_first, 0, 0}, {t->slab_count, heads, heads}};
+    return WITHIN(r, GEMRUN_E_TENS, w->next, table) && check_tensor(r, w, role, layer, rows, cols);
 }
 
-static gemrun_status check_layer_tensors(reader *r, walk *w, uint32_t index)
+static bool check_layer_tensors(reader *r, walk *w, uint32_t index)
 {
     const gb_layer *l = r->v->layers + index;
     uint32_t first = w->next, hidden = r->v->conf.hidden;
     int32_t at = (int32_t)index;
     uint64_t wide = gr_mul(l->heads, l->head_dim), kv = gr_mul(l->kv_heads, l->head_dim);
     bool bias = (l->flags & GB_LAYERF_QKV_BIAS) != 0, post = l->block == GB_BLOCK_SANDWICH;
-    bool norm = (l->flags & GB_LAYERF_QK_NORM) != 0;
+    bool norm = (l->flags & GB_LAYERF_QK_NORM) != 0, ok = true;
     const struct {
         uint32_t role, heads; /* heads: a role that may be split into slabs */
         uint64_t rows, cols;
@@ -533,54 +513,43 @@ static gemrun_status check_layer_tensors(reader *r, walk *w, uint32_t index)
         {GB_ROLE_POST_ATTN_NORM, 0, 1, hidden, post}, {GB_ROLE_FFN_NORM, 0, 1, hidden, true},
         {GB_ROLE_GATE_UP, 0, l->ffn, hidden, true},   {GB_ROLE_DOWN, 0, hidden, l->ffn, true},
         {GB_ROLE_POST_FFN_NORM, 0, 1, hidden, post}};
-    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        gemrun_status st = GEMRUN_OK;
+    for (size_t i = 0; ok && i < sizeof want / sizeof want[0]; i++)
         if (want[i].heads)
-            st = check_slabs(r, w, want[i].role, at, want[i].heads, l->head_dim);
+            ok = check_slabs(r, w, want[i].role, at, want[i].heads, l->head_dim);
         else if (want[i].there)
-            st = check_one(r, w, want[i].role, at, want[i].rows, want[i].cols);
-        if (st != GEMRUN_OK)
-            return st;
-    }
+            ok = check_one(r, w, want[i].role, at, want[i].rows, want[i].cols);
     uint32_t count = w->next - first;
     const range table[] = {{l->tens_first, first, first}, {l->tens_count, count, count}};
-    return WITHIN(r, GEMRUN_E_TENS, first, table);
+    return ok && WITHIN(r, GEMRUN_E_TENS, first, table);
 }
 
-static gemrun_status open_tensors(reader *r)
+static bool open_tensors(reader *r)
 {
     gr_view *v = r->v;
     const gb_conf *c = &v->conf;
     const gb_section *s = find(r, GB_SEC_WHOT);
-    const range count = {0, 1, GB_MAX_TENSORS};
-    v->tensors = copy_records(r, GB_SEC_TENS, GEMRUN_E_TENS, sizeof(gb_tensor), count);
+    v->tensors = copy_records(r, GB_SEC_TENS, GEMRUN_E_TENS, sizeof(gb_tensor), 1, GB_MAX_TENSORS);
     if (!v->tensors)
-        return GEMRUN_E_TENS;
+        return false;
     v->tensor_count = (uint32_t)find(r, GB_SEC_TENS)->record_count;
     walk w = {0, s->offset, s->offset + s->size};
     bool tied = (c->flags & GB_CONFF_TIED) != 0;
-    gemrun_status st = GEMRUN_OK;
-    if (!tied)
-        st = check_one(r, &w, GB_ROLE_EMBED, -1, c->vocab_rows, c->hidden);
-    for (uint32_t i = 0; st == GEMRUN_OK && i < v->layer_count; i++)
-        st = check_layer_tensors(r, &w, i);
-    uint32_t norm = w.next, head = w.next + 1;
-    if (st == GEMRUN_OK)
-        st = check_one(r, &w, GB_ROLE_FINAL_NORM, -1, 1, c->hidden);
-    if (st == GEMRUN_OK)
-        st = check_one(r, &w, GB_ROLE_HEAD, -1, c->vocab_rows, c->hidden);
+    bool ok = tied || check_one(r, &w, GB_ROLE_EMBED, -1, c->vocab_rows, c->hidden);
+    for (uint32_t i = 0; ok && i < v->layer_count; i++)
+        ok = check_layer_tensors(r, &w, i);
+    uint32_t norm = w.next, head = w.next + 1, embed = tied ? head : 0;
+    ok = ok && check_one(r, &w, GB_ROLE_FINAL_NORM, -1, 1, c->hidden) &&
+         check_one(r, &w, GB_ROLE_HEAD, -1, c->vocab_rows, c->hidden);
     const range table[] = {{v->tensor_count, w.next, w.next}, {c->tens_final_norm, norm, norm},
-                           {c->tens_head, head, head},
-                           {c->tens_embed, tied ? head : 0, tied ? head : 0}};
-    if (st == GEMRUN_OK)
-        st = WITHIN(r, GEMRUN_E_TENS, NO_RECORD, table);
-    if (st == GEMRUN_OK && (w.whot_end - w.end >= GB_ALIGN ||
-                            !all_zero(v->image + w.end, w.whot_end - w.end)))
-        st = bad(r, GEMRUN_E_TENS, NO_RECORD, w.whot_end, w.end);
-    return st;
+                           {c->tens_head, head, head}, {c->tens_embed, embed, embed}};
+    if (!ok || !WITHIN(r, GEMRUN_E_TENS, NO_RECORD, table))
+        return false;
+    uint64_t rest = w.whot_end - w.end;
+    return (rest < GB_ALIGN && all_zero(v->image + w.end, rest)) ||
+           bad(r, GEMRUN_E_TENS, NO_RECORD, w.whot_end, w.end);
 }
 
-/* ---- PLAN, ROPE, THRM, TEST ---- */
+/* ---- PLAN, ROPE, TEST ---- */
 
 static const uint8_t lifetimes[][2] = { /* of gb_buffer, from kind 1 */
     {GB_OP_EMBED, GB_OP_HEAD}, {GB_OP_EMBED, GB_OP_HEAD}, {GB_OP_QKV, GB_OP_ATTN},
@@ -596,13 +565,13 @@ static bool clash(const gb_plan *a, const gb_plan *b)
     return meet && a->offset < b->offset + b->size && b->offset < a->offset + a->size;
 }
 
-static gemrun_status open_plan(reader *r)
+static bool open_plan(reader *r)
 {
     gr_view *v = r->v;
-    const range count = {0, PLAN_COUNT, PLAN_COUNT};
-    v->plans = copy_records(r, GB_SEC_PLAN, GEMRUN_E_PLAN, sizeof(gb_plan), count);
+    v->plans = copy_records(r, GB_SEC_PLAN, GEMRUN_E_PLAN, sizeof(gb_plan), PLAN_COUNT,
+                            PLAN_COUNT);
     if (!v->plans)
-        return GEMRUN_E_PLAN;
+        return false;
     v->plan_count = PLAN_COUNT;
     for (uint32_t i = 0; i < PLAN_COUNT; i++) {
         const gb_plan *p = v->plans + i;
@@ -612,17 +581,16 @@ static gemrun_status open_plan(reader *r)
             {p->last_op, lifetimes[i][1], lifetimes[i][1]}, {p->size, size, size},
             {p->offset % GB_LINE, 0, 0}, {gr_add(p->offset, p->size), 0, most},
             {p->reserved0, 0, 0}, {!all_zero(p->reserved, sizeof p->reserved), 0, 0}};
-        gemrun_status st = WITHIN(r, GEMRUN_E_PLAN, i, table);
-        if (st != GEMRUN_OK)
-            return st;
+        if (!WITHIN(r, GEMRUN_E_PLAN, i, table))
+            return false;
         for (uint32_t k = 0; k < i; k++)
             if (clash(p, v->plans + k))
                 return bad(r, GEMRUN_E_PLAN, i, v->plans[k].offset, p->offset);
     }
-    return GEMRUN_OK;
+    return true;
 }
 
-static gemrun_status open_ropes(reader *r)
+static bool open_ropes(reader *r)
 {
     gr_view *v = r->v;
     const gb_section *s = find(r, GB_SEC_ROPE);
@@ -634,17 +602,16 @@ static gemrun_status open_ropes(reader *r)
     v->ropes = copy;
     v->rope_base = v->image + s->offset;
     for (uint32_t i = 0; i < v->conf.rope_count; i++) {
-        uint64_t start = gr_align(end, GB_LINE), floats = gr_mul(copy[i].pairs, copy[i].positions);
+        uint64_t start = gr_align(end, GB_LINE);
+        uint64_t size = gr_mul(gr_mul(copy[i].pairs, copy[i].positions), 8);
         const range table[] = {{copy[i].positions, v->conf.context, v->conf.context},
                                {copy[i].pairs, 1, GB_MAX_HEAD_DIM / 2},
                                {copy[i].offset, start, start}};
-        gemrun_status st = WITHIN(r, GEMRUN_E_ROPE, i, table);
-        if (st == GEMRUN_OK && (!gr_inside(start, gr_mul(floats, 8), s->size) ||
-                                !all_zero(v->rope_base + end, start - end)))
-            st = bad(r, GEMRUN_E_ROPE, i, gr_add(start, gr_mul(floats, 8)), s->size);
-        if (st != GEMRUN_OK)
-            return st;
-        end = start + floats * 8;
+        if (!WITHIN(r, GEMRUN_E_ROPE, i, table))
+            return false;
+        if (!gr_inside(start, size, s->size) || !all_zero(v->rope_base + end, start - end))
+            return bad(r, GEMRUN_E_ROPE, i, gr_add(start, size), s->size);
+        end = start + size;
     }
     if (s->size - end >= GB_LINE || !all_zero(v->rope_base + end, s->size - end))
         return bad(r, GEMRUN_E_ROPE, NO_RECORD, end, s->size);
@@ -653,15 +620,15 @@ static gemrun_status open_ropes(reader *r)
         if (copy[l->rope].pairs != l->head_dim / 2)
             return bad(r, GEMRUN_E_ROPE, l->rope, l->head_dim / 2, copy[l->rope].pairs);
     }
-    return GEMRUN_OK;
+    return true;
 }
 
-static gemrun_status open_thermal(reader *r)
+#ifndef GR_MINIMAL
+static bool open_thermal(reader *r)
 {
-    const range one = {0, 1, 1};
-    const gb_thermal *copy = copy_records(r, GB_SEC_THRM, GEMRUN_E_THRM, sizeof *copy, one);
+    const gb_thermal *copy = copy_records(r, GB_SEC_THRM, GEMRUN_E_THRM, sizeof *copy, 1, 1);
     if (!copy)
-        return GEMRUN_E_THRM;
+        return false;
     r->v->thermal = *copy;
     const range table[] = {{bits(copy->threshold_c), 0, FLOAT_MAX},
                            {bits(copy->hysteresis_c), 0, FLOAT_MAX},
@@ -669,59 +636,65 @@ static gemrun_status open_thermal(reader *r)
                            {!all_zero(copy->reserved, sizeof copy->reserved), 0, 0}};
     return WITHIN(r, GEMRUN_E_THRM, 0, table);
 }
+#endif
 
-static gemrun_status check_test(reader *r, uint32_t index, const gb_test *t)
+static bool check_test(reader *r, uint32_t index, const gb_test *t)
 {
     const gb_conf *c = &r->v->conf;
     const range table[] = {{t->prompt_count, 1, GB_TEST_PROMPT},
                            {t->step_count, 1, GB_TEST_STEPS},
                            {gr_add(t->prompt_count, t->step_count), 2, c->context},
                            {!all_zero(t->reserved, sizeof t->reserved), 0, 0}};
-    gemrun_status st = WITHIN(r, GEMRUN_E_TEST, index, table);
-    for (uint32_t i = 0; st == GEMRUN_OK && i < GB_TEST_PROMPT + GB_TEST_STEPS; i++) {
+    bool ok = WITHIN(r, GEMRUN_E_TEST, index, table);
+    for (uint32_t i = 0; ok && i < GB_TEST_PROMPT + GB_TEST_STEPS; i++) {
         bool prompt = i < GB_TEST_PROMPT;
         uint32_t id = prompt ? t->prompt[i] : t->steps[i - GB_TEST_PROMPT];
         bool used = prompt ? i < t->prompt_count : i - GB_TEST_PROMPT < t->step_count;
-        if (used ? id >= c->vocab_rows : id != 0)
-            st = bad(r, GEMRUN_E_TEST, index, used ? c->vocab_rows : 0, id);
+        const range one[] = {{id, 0, used ? c->vocab_rows - 1 : 0}};
+        ok = WITHIN(r, GEMRUN_E_TEST, index, one);
     }
-    return st;
+    return ok;
 }
 
-static gemrun_status open_tests(reader *r)
+static bool open_tests(reader *r)
 {
-    const range count = {0, 1, GB_MAX_TESTS};
     const gb_section *s = find(r, GB_SEC_TEST);
     const range table[] = {{s->record_size, sizeof(gb_test), UINT32_MAX},
-                           {s->record_count, count.least, count.most}};
-    gemrun_status st = WITHIN(r, GEMRUN_E_TEST, NO_RECORD, table);
-    for (uint32_t i = 0; st == GEMRUN_OK && i < s->record_count; i++) {
+                           {s->record_count, 1, GB_MAX_TESTS}};
+    bool ok = WITHIN(r, GEMRUN_E_TEST, NO_RECORD, table);
+    for (uint32_t i = 0; ok && i < s->record_count; i++) {
         gb_test t;
         memcpy(&t, r->v->image + s->offset + (uint64_t)i * s->record_size, sizeof t);
-        st = check_test(r, i, &t);
+        ok = check_test(r, i, &t);
     }
     r->v->tests = r->v->image + s->offset;
     r->v->test_stride = s->record_size;
     r->v->test_count = (uint32_t)s->record_count;
-    return st;
+    return ok;
 }
 
 /* ---- TOKN, TMPL, RAM, WHOT ---- */
 
-static gemrun_status open_text(reader *r)
+static bool open_tokens(reader *r)
 {
     gr_view *v = r->v;
     const gb_section *s = find(r, GB_SEC_TOKN);
     int reason = gr_tok_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->tok);
-    if (reason != GR_TOK_OK)
-        return bad(r, GEMRUN_E_TOKN, NO_RECORD, 0, (uint64_t)reason);
-    s = find(r, GB_SEC_TMPL);
-    v->has_chat = s != NULL;
-    reason = s ? gr_chat_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->chat)
-               : GR_TOK_OK;
-    return reason == GR_TOK_OK ? GEMRUN_OK
-                               : bad(r, GEMRUN_E_TMPL, NO_RECORD, 0, (uint64_t)reason);
+    return reason == GR_TOK_OK || bad(r, GEMRUN_E_TOKN, NO_RECORD, 0, (uint64_t)reason);
 }
+
+#ifndef GR_MINIMAL
+static bool open_chat(reader *r)
+{
+    gr_view *v = r->v;
+    const gb_section *s = find(r, GB_SEC_TMPL);
+    v->has_chat = s != NULL;
+    if (!s)
+        return true;
+    int reason = gr_chat_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->chat);
+    return reason == GR_TOK_OK || bad(r, GEMRUN_E_TMPL, NO_RECORD, 0, (uint64_t)reason);
+}
+#endif
 
 static uint32_t layout_id(const gr_view *v)
 {
@@ -735,7 +708,7 @@ static uint32_t layout_id(const gr_view *v)
     return crc;
 }
 
-static gemrun_status check_totals(reader *r)
+static bool check_totals(reader *r)
 {
     const gr_view *v = r->v;
     const gb_header *h = &v->header;
@@ -764,21 +737,24 @@ static gemrun_status check_totals(reader *r)
 gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void *tables,
                            uint64_t tables_size, bool check_weights, gr_error *e)
 {
-    static gemrun_status (*const steps[])(reader *) = {
-        open_table, open_conf, open_layers, open_segments, open_tensors, open_plan,
-        open_ropes, open_thermal, open_tests, open_text, check_totals};
+    static bool (*const steps[])(reader *) = {
+        open_table, open_conf, open_layers, open_segments, open_tensors, open_plan, open_ropes,
+#ifndef GR_MINIMAL
+        open_thermal,
+#endif
+        open_tests, open_tokens,
+#ifndef GR_MINIMAL
+        open_chat,
+#endif
+        check_totals};
     memset(v, 0, sizeof *v);
     v->image = image;
     v->image_size = size;
     reader r = {.v = v, .e = e, .room = tables, .left = tables_size};
-    gemrun_status st = gr_open_header(&v->header, image, size, e);
-    for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++)
-        st = steps[i](&r);
-    if (st == GEMRUN_OK && check_weights) {
-        const gb_section *s = find(&r, GB_SEC_WHOT);
-        uint32_t crc = gr_crc32(0, image + s->offset, (size_t)s->size);
-        if (crc != s->crc32)
-            st = gr_fail(e, GEMRUN_E_WEIGHTS_CRC, s->type, s->crc32, crc);
-    }
-    return st;
+    bool ok = gr_open_header(&v->header, image, size, e) == GEMRUN_OK;
+    for (size_t i = 0; ok && i < sizeof steps / sizeof steps[0]; i++)
+        ok = steps[i](&r);
+    if (ok && check_weights)
+        ok = check_crc(&r, GEMRUN_E_WEIGHTS_CRC, find(&r, GB_SEC_WHOT));
+    return ok ? GEMRUN_OK : e->code;
 }

@@ -1,16 +1,15 @@
 /* gr_sample.c: logits become a token id.
  *
- * Order: bias, bans, repetition penalty, rows without a token; then greedy, or temperature, top-k,
- * softmax, top-p, min-p and one PCG32 draw. Candidates are ordered by logit descending, then id
- * ascending (NUMERICS S1); sums run over ids ascending, or over candidates in that order, in
- * double. The vocabulary is never sorted as a whole: a heap gives the candidates one by one.
+ * Order: bias, bans, repetition penalty (gr_adjust.c), rows without a token; then greedy, or
+ * temperature, top-k, softmax, top-p, min-p and one PCG32 draw. Candidates are ordered by logit
+ * descending, then id ascending (NUMERICS S1); sums run over ids ascending, or over candidates in
+ * that order, in double. The vocabulary is never sorted as a whole: a heap gives the candidates one
+ * by one.
  * All scratch is in the arena: GB_BUF_CAND (ids) and GB_BUF_SEEN (a bit per row). */
 #include <string.h>
 
-#include "gr_internal.h"
-
-/* Bits of minus infinity: what a ban writes. No arithmetic is done with it. */
-static const uint32_t MINUS_INFINITY = 0xff800000u;
+#include "gr_ctx.h"
+#include "gr_kern.h"
 
 typedef struct pool {
     const float *logits;
@@ -31,65 +30,6 @@ static uint32_t draw(gr_rng *r)
     r->state = s * 6364136223846793005u + r->inc;
     uint32_t x = (uint32_t)((s >> 18 ^ s) >> 27), turn = (uint32_t)(s >> 59);
     return x >> turn | x << (-turn & 31);
-}
-
-static bool is_finite(float f)
-{
-    uint32_t b;
-    memcpy(&b, &f, sizeof b);
-    return (b & 0x7f800000u) != 0x7f800000u;
-}
-
-static void ban(float *logit)
-{
-    memcpy(logit, &MINUS_INFINITY, sizeof *logit);
-}
-
-static bool seen_before(uint32_t *bits, uint32_t id)
-{
-    bool was = bits[id / 32] >> id % 32 & 1;
-    bits[id / 32] |= (uint32_t)1 << id % 32;
-    return was;
-}
-
-/* Every token of the context once: a positive logit is divided, a negative one multiplied. */
-static gemrun_status penalise(gr_engine *e, float *logits, uint32_t rows, float penalty)
-{
-    const uint32_t *ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS];
-    uint32_t *seen = (uint32_t *)(void *)e->buf[GB_BUF_SEEN];
-    memset(seen, 0, (rows + 31) / 32 * sizeof *seen);
-    for (uint32_t i = 0; i < e->pos; i++) {
-        if (ids[i] >= rows)
-            continue; /* never written by a call; a second lock */
-        float *l = logits + ids[i];
-        if (!seen_before(seen, ids[i]) && is_finite(*l)) {
-            *l = *l > 0 ? *l / penalty : *l * penalty;
-            if (!is_finite(*l)) { /* the logit was: it is the setting's fault */
-                uint32_t bits;
-                memcpy(&bits, &penalty, sizeof bits);
-                return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_PENALTY, 0, bits);
-            }
-        }
-    }
-    return GEMRUN_OK;
-}
-
-static gemrun_status adjust(gr_engine *e, const gemrun_request *q, float *logits, uint32_t rows)
-{
-    for (uint32_t i = 0; i < rows; i++) /* before anything could hide it (O20) */
-        if (!is_finite(logits[i]))
-            return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, i);
-    for (uint32_t i = 0; i < q->bias_count; i++)
-        logits[q->bias_ids[i]] += q->bias_values[i];
-    for (uint32_t i = 0; i < q->banned_count; i++)
-        ban(logits + q->banned[i]);
-    for (uint32_t i = 0; i < q->bias_count; i++) { /* a sum may have left the range */
-        float l = logits[q->bias_ids[i]];
-        if (!is_finite(l) && l > 0)
-            return gr_fail(&e->err, GEMRUN_E_SAMPLING, GR_F_BIAS_VALUE, 0, i);
-    }
-    return q->repetition_penalty == 1.0f ? GEMRUN_OK
-                                         : penalise(e, logits, rows, q->repetition_penalty);
 }
 
 static bool ranks_before(const float *logits, uint32_t a, uint32_t b)
@@ -131,7 +71,7 @@ static uint32_t pop(pool *p)
 
 static bool may_be_sampled(const gr_engine *e, const float *logits, uint32_t id)
 {
-    return is_finite(logits[id]) && !(gr_tok_flags(&e->v.tok, id) & GB_TOKEN_UNUSED);
+    return gr_finite(logits[id]) && !(gr_tok_flags(&e->v.tok, id) & GB_TOKEN_UNUSED);
 }
 
 /* The top_k best ids, ascending by id, or all of them. */
@@ -197,7 +137,10 @@ gemrun_status gr_sample(gr_engine *e, const gemrun_request *q, gr_rng *rng, uint
 {
     float *logits = (float *)(void *)e->buf[GB_BUF_LOGITS];
     uint32_t rows = e->v.conf.vocab_rows, best = UINT32_MAX;
-    gemrun_status st = adjust(e, q, logits, rows);
+    for (uint32_t i = 0; i < rows; i++) /* before anything could hide it (O20) */
+        if (!gr_finite(logits[i]))
+            return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, i);
+    gemrun_status st = gr_adjust(e, q, logits, rows);
     if (st != GEMRUN_OK)
         return st;
     for (uint32_t id = 0; id < rows; id++)

@@ -4,27 +4,14 @@
  * FORMAT.md states the same formulas. Nothing here reads a file or trusts a product: see
  * gr_check.h. */
 #include "gr_check.h"
+#include "gr_feature.h"
 #include "gr_internal.h"
 
-static bool is_float(uint32_t format)
-{
-    return format == GB_FMT_F32 || format == GB_FMT_F16;
-}
-
-/* Bytes of a superblock of `groups` groups, 0 where the format has none. */
+/* Bytes of a superblock of `groups` groups: codes, scales and zero points, or two-byte scales; for
+ * q8 two planes and scales. */
 static uint64_t super_size(uint32_t format, uint64_t groups)
 {
-    switch (format) {
-    case GB_FMT_Q4H: /* codes 256, scales 16, zero points 16 */
-        return gr_align(gr_mul(groups, 288), GB_LINE);
-    case GB_FMT_Q4RAW_F16: /* codes 256, sixteen two-byte scales */
-    case GB_FMT_Q4RAW_BF16:
-        return gr_align(gr_mul(groups, 288), GB_LINE);
-    case GB_FMT_Q8: /* high plane 256, low plane 256, scales 16 */
-        return gr_align(gr_mul(groups, 528), GB_LINE);
-    default:
-        return 0;
-    }
+    return gr_align(gr_mul(groups, format == GB_FMT_Q8 ? 528 : 288), GB_LINE);
 }
 
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
@@ -32,7 +19,7 @@ uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments)
     const gb_segment *s = segments + t->seg_first;
     if (s->format == GB_FMT_VECTOR)
         return gr_align(gr_mul(t->cols, 4), GB_LINE);
-    if (is_float(s->format))
+    if (gr_is_float(s->format))
         return gr_align(gr_mul(t->cols, s->format == GB_FMT_F32 ? 64 : 32), GB_LINE);
     uint64_t size = GB_LINE; /* super-scales */
     if (s->format == GB_FMT_Q8_ROWS)
@@ -116,6 +103,7 @@ static uint64_t query_size(const gr_view *v, uint64_t width)
     return gr_add(gr_align(gr_mul(chunk, width), GB_LINE), scales);
 }
 
+#ifndef GR_MINIMAL
 static bool consumes(uint32_t role, uint32_t kind)
 {
     switch (kind) {
@@ -129,24 +117,34 @@ static bool consumes(uint32_t role, uint32_t kind)
     }
 }
 
+/* Bit 0: a consumer of the buffer is quantised, bit 1: one is float. */
+static uint32_t consumers(const gr_view *v, uint32_t kind)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < v->tensor_count; i++) {
+        const gb_tensor *t = v->tensors + i;
+        if (consumes(t->role, kind))
+            found |= gr_is_float(v->segments[t->seg_first].format) ? 2 : 1;
+    }
+    return found;
+}
+#endif
+
 /* Input of a product, n wide: quantised if a consumer is, and float if a consumer is. */
 static uint64_t act_size(const gr_view *v, uint32_t kind, uint64_t n)
 {
-    bool quantised = false, floats = false;
-    for (uint32_t i = 0; i < v->tensor_count; i++) {
-        const gb_tensor *t = v->tensors + i;
-        if (consumes(t->role, kind)) {
-            bool f = is_float(v->segments[t->seg_first].format);
-            floats = floats || f;
-            quantised = quantised || !f;
-        }
-    }
-    uint64_t chunk = v->conf.chunk, wide = gr_align(n, GB_GROUP), size = 0;
-    if (quantised) {
-        uint64_t side = gr_align(gr_mul(gr_mul(chunk, wide / GB_GROUP), 4), GB_LINE);
-        size = gr_add(gr_align(gr_mul(chunk, wide), GB_LINE), gr_mul(side, 2));
-    }
-    return floats ? gr_add(size, gr_align(gr_mul(gr_mul(chunk, n), 4), GB_LINE)) : size;
+    uint64_t chunk = v->conf.chunk, wide = gr_align(n, GB_GROUP);
+    uint64_t side = gr_align(gr_mul(gr_mul(chunk, wide / GB_GROUP), 4), GB_LINE);
+    uint64_t size = gr_add(gr_align(gr_mul(chunk, wide), GB_LINE), gr_mul(side, 2));
+#ifndef GR_MINIMAL
+    uint32_t found = consumers(v, kind);
+    size = found & 1 ? size : 0;
+    if (found & 2)
+        size = gr_add(size, gr_align(gr_mul(gr_mul(chunk, n), 4), GB_LINE));
+#else
+    (void)kind;
+#endif
+    return size;
 }
 
 uint64_t gr_buffer_size(const gr_view *v, uint32_t kind)

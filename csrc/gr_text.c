@@ -199,13 +199,11 @@ static void put_field(writer *w, const gr_error *e)
         put_number(w, negative ? 0 - found : found, base);
     }
     put_text(w, shape == INDEX ? " is not usable; use " : " is out of range; use ");
-    for (const char *p = fields[e->what].range; *p != 0; p++) {
-        if (*p == '#') {
+    for (const char *p = fields[e->what].range; *p != 0; p++)
+        if (*p == '#')
             put_number(w, e->wanted, base);
-        } else {
+        else
             put(w, p, 1);
-        }
-    }
 }
 
 /* What a refused model would take (O34). */
@@ -251,9 +249,8 @@ static void put_figures(writer *w, detail figures, const gr_error *e)
     switch (figures) {
     case BYTES:
         put_pair(w, e, 10, " bytes");
-        if (e->threads > 0) {
+        if (e->threads > 0)
             put_plan(w, e);
-        }
         break;
     case KERNELS: put_kernels(w); break;
     case TOKENS:
@@ -286,11 +283,9 @@ static void put_figures(writer *w, detail figures, const gr_error *e)
 
 static size_t index_of(gemrun_status code)
 {
-    for (size_t i = 0; i < sizeof sentences / sizeof sentences[0]; i++) {
-        if (sentences[i].code == code) {
+    for (size_t i = 0; i < sizeof sentences / sizeof sentences[0]; i++)
+        if (sentences[i].code == code)
             return i;
-        }
-    }
     return 0;
 }
 
@@ -308,9 +303,8 @@ static void put_remedy(writer *w, const gr_error *e, const char *remedy)
         put_text(w, remedy);
         return;
     }
-    while (*remedy != ',') {
+    while (*remedy != ',')
         put(w, remedy++, 1);
-    }
     put_text(w, ", or raise --kv-cache-size (kv_cache_size) from ");
     put_number(w, e->found, 10);
     put_text(w, " to at most the compiled ");
@@ -323,9 +317,8 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
     size_t i = index_of(e->code);
     uint32_t figures = sentences[i].figures;
     const char *text = sentences[i].text, *remedy = text;
-    while (*remedy != ';' && *remedy != 0) {
+    while (*remedy != ';' && *remedy != 0)
         remedy++;
-    }
     out[0] = 0;
     put_text(&w, object);
     put_text(&w, ": ");
@@ -338,8 +331,7 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
         return;
     }
     put(&w, text, (size_t)(remedy - text));
-    if (figures != PLAIN && figures != FIELD) {
+    if (figures != PLAIN && figures != FIELD)
         put_figures(&w, (detail)figures, e);
-    }
     put_remedy(&w, e, remedy);
 }

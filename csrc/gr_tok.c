@@ -6,7 +6,8 @@
  * over blocks of eight of them: the lowest rank, leftmost, is found at once and replaced in log n
  * steps, so a word of any length takes n log n, and 9 bytes per first symbol.
  *
- * It refuses to allocate, to recurse, and to trust anything that gr_tok_open has not checked. */
+ * It refuses to allocate, to recurse, and to trust anything that gr_tok_open has not checked. Not
+ * part of a GR_MINIMAL build: its host sends ids. */
 #include "gr_tok.h"
 
 #include <string.h>
@@ -15,7 +16,6 @@
 #define INSIDE 0x80000000u /* a symbol slot inside a longer symbol; the rest is that one's length */
 #define BLOCK 8u           /* ranks per leaf of the tournament tree */
 #define MAX_TEXT ((size_t)1 << 29)
-#define LAST_CP 0x10FFFFu
 
 /* First index in a[low..high) whose key (entry >> shift) is not below key; high if none. */
 static uint32_t lower(const uint64_t *a, uint32_t low, uint32_t high, unsigned shift, uint64_t key)
@@ -34,218 +34,6 @@ static uint32_t lower(const uint64_t *a, uint32_t low, uint32_t high, unsigned s
 static uint32_t range_of(const uint64_t *ranges, uint32_t n, uint32_t cp)
 {
     return (uint32_t)ranges[lower(ranges, 0, n, GB_KEY, (uint64_t)cp + 1) - 1];
-}
-
-/* ---- opening ---- */
-
-const void *gr_take(gr_cursor *c, uint64_t count, uint64_t size)
-{
-    uint64_t end = c->at + count * size; /* all three below 2^36: no wrap */
-    uint64_t next = (end + 7u) & ~(uint64_t)7u;
-    const uint8_t *p = c->base + c->at;
-    if (c->error != GR_TOK_OK || next > c->size) {
-        c->error = c->error != GR_TOK_OK ? c->error : GR_TOK_E_SIZE;
-        return NULL;
-    }
-    for (uint64_t i = end; i < next; i++)
-        c->error = c->base[i] != 0 ? GR_TOK_E_PADDING : c->error;
-    c->at = next;
-    return p;
-}
-
-static int check_header(const struct gb_tokn *h)
-{
-    const uint32_t counts[] = {h->n_merge, h->n_char,   h->n_whole,     h->n_node, h->n_range,
-                               h->n_cell,  h->n_decomp, h->n_decomp_cp, h->n_comp, h->n_ccc};
-    uint32_t bad = h->flags & ~(uint32_t)GB_TOKF_ALL;
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        bad |= counts[i] >> 24; /* no count of a real tokenizer comes near */
-    for (size_t i = 0; i < sizeof h->reserved / sizeof h->reserved[0]; i++)
-        bad |= h->reserved[i];
-    return bad != 0 || (h->kind != GB_TOK_SPM && h->kind != GB_TOK_BYTE) || h->vocab == 0
-                   || h->vocab > GB_TOK_MAX_VOCAB || h->n_stop > GB_TOK_MAX_STOP
-                   || h->n_stage > GB_TOK_MAX_STAGE || h->n_class > GB_TOK_MAX_CLASS
-                   || h->n_node == 0
-               ? GR_TOK_E_HEADER
-               : GR_TOK_OK;
-}
-
-static int lay_out(const uint8_t *sec, size_t size, gr_tok *t)
-{
-    gr_cursor c = {sec, 0, size, GR_TOK_OK};
-    const struct gb_tokn *h = t->h = gr_take(&c, 1, sizeof *h);
-    int error = c.error != GR_TOK_OK ? c.error : check_header(h);
-    if (error != GR_TOK_OK)
-        return error;
-    t->merges = gr_take(&c, h->n_merge, 8);
-    t->merge_first = gr_take(&c, (uint64_t)h->vocab + 1, 4);
-    t->piece_block = gr_take(&c, (h->vocab + GB_TOK_BLOCK - 1) / GB_TOK_BLOCK, 4);
-    t->piece_len = gr_take(&c, h->vocab, 1);
-    t->flags = gr_take(&c, h->vocab, 1);
-    t->pieces = gr_take(&c, h->piece_bytes, 1);
-    t->byte_id = gr_take(&c, 256, 4);
-    t->chars = gr_take(&c, h->n_char, 8);
-    t->whole = gr_take(&c, h->n_whole, 4);
-    t->nodes = gr_take(&c, h->n_node, sizeof(struct gb_node));
-    t->edges = gr_take(&c, h->n_node - 1, 1);
-    t->stop = gr_take(&c, h->n_stop, 4);
-    t->ranges = gr_take(&c, h->n_range, 8);
-    t->stages = gr_take(&c, h->n_stage, sizeof(struct gb_stage));
-    t->cells = gr_take(&c, h->n_cell, 2);
-    t->decomp = gr_take(&c, h->n_decomp, 8);
-    t->decomp_cp = gr_take(&c, h->n_decomp_cp, 4);
-    t->comp = gr_take(&c, h->n_comp, 8);
-    t->ccc = gr_take(&c, h->n_ccc, 8);
-    return c.error == GR_TOK_OK && c.at != size ? GR_TOK_E_SIZE : c.error;
-}
-
-static int check_pieces(const gr_tok *t)
-{
-    uint64_t at = 0;
-    for (uint32_t id = 0; id < t->h->vocab; id++) {
-        uint32_t flags = t->flags[id];
-        if ((id % GB_TOK_BLOCK == 0 && t->piece_block[id / GB_TOK_BLOCK] != at)
-            || (flags & ~(uint32_t)GB_TOKEN_ALL)
-            || ((flags & GB_TOKEN_UNUSED) && t->piece_len[id] != 0))
-            return GR_TOK_E_PIECE;
-        at += t->piece_len[id];
-    }
-    return at == t->h->piece_bytes ? GR_TOK_OK : GR_TOK_E_PIECE;
-}
-
-static bool bad_id(const gr_tok *t, uint64_t id)
-{
-    return id >= t->h->vocab || (t->flags[id] & GB_TOKEN_UNUSED) != 0;
-}
-
-/* An id that content may become: a token, and not a control token. */
-static bool bad_plain(const gr_tok *t, uint64_t id)
-{
-    return bad_id(t, id) || (t->flags[id] & GB_TOKEN_CONTROL) != 0;
-}
-
-static bool unsorted(const uint64_t *a, uint32_t first, uint32_t end, unsigned shift)
-{
-    for (uint32_t i = first + 1; i < end; i++)
-        if (a[i - 1] >> shift >= a[i] >> shift)
-            return true;
-    return false;
-}
-
-static int check_merges(const gr_tok *t)
-{
-    uint32_t n = t->h->n_merge;
-    if (t->merge_first[0] != 0 || t->merge_first[t->h->vocab] != n)
-        return GR_TOK_E_MERGE;
-    for (uint32_t left = 0; left < t->h->vocab; left++) {
-        uint32_t first = t->merge_first[left], end = t->merge_first[left + 1];
-        if (end < first || end > n || unsorted(t->merges, first, end, GB_MERGE_RIGHT))
-            return GR_TOK_E_MERGE;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t e = t->merges[i];
-        if (bad_id(t, e >> GB_MERGE_RIGHT) || bad_plain(t, GB_MERGE_NEW(e)))
-            return GR_TOK_E_ID;
-        if (GB_MERGE_RANK(e) >= n)
-            return GR_TOK_E_MERGE;
-    }
-    return GR_TOK_OK;
-}
-
-static int check_ids(const gr_tok *t)
-{
-    const struct gb_tokn *h = t->h;
-    bool bad = (h->bos != NONE && bad_id(t, h->bos)) || (h->unk != NONE && bad_id(t, h->unk))
-               || ((h->flags & GB_TOKF_ADD_BOS) && h->bos == NONE);
-    for (uint32_t i = 0; i < 256; i++)
-        bad = bad || (t->byte_id[i] != NONE && bad_plain(t, t->byte_id[i]));
-    for (uint32_t i = 0; i < h->n_char; i++)
-        bad = bad || bad_plain(t, (uint32_t)t->chars[i]);
-    for (uint32_t i = 0; i < h->n_whole; i++)
-        bad = bad || bad_plain(t, t->whole[i]);
-    for (uint32_t i = 0; i < h->n_stop; i++)
-        bad = bad || bad_id(t, t->stop[i]) || (i > 0 && t->stop[i] <= t->stop[i - 1]);
-    if (bad)
-        return GR_TOK_E_ID;
-    return unsorted(t->chars, 0, h->n_char, GB_KEY) ? GR_TOK_E_ORDER : GR_TOK_OK;
-}
-
-static int check_trie(const gr_tok *t)
-{
-    uint32_t n = t->h->n_node;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t first = t->nodes[i].first;
-        uint32_t end = i + 1 < n ? t->nodes[i + 1].first : n - 1;
-        uint32_t id = t->nodes[i].id;
-        if (first > end || end > n - 1 || (i == 0 && (first != 0 || id != NONE))
-            || (first < end && first < i)) /* an edge never leads back, so every walk ends */
-            return GR_TOK_E_TRIE;
-        for (uint32_t k = first + 1; k < end; k++)
-            if (t->edges[k] <= t->edges[k - 1])
-                return GR_TOK_E_TRIE;
-        if (id != NONE && bad_id(t, id))
-            return GR_TOK_E_ID;
-    }
-    return GR_TOK_OK;
-}
-
-/* "From this code point on, this value": starts at 0, ascends, values below a limit. */
-static bool bad_ranges(const uint64_t *r, uint32_t n, uint32_t values)
-{
-    bool bad = n == 0 || r[0] >> GB_KEY != 0 || unsorted(r, 0, n, GB_KEY);
-    for (uint32_t i = 0; i < n; i++)
-        bad = bad || (uint32_t)r[i] >= values;
-    return bad;
-}
-
-static int check_split(const gr_tok *t)
-{
-    const struct gb_tokn *h = t->h;
-    uint64_t at = 0;
-    bool bad = h->n_stage > 0 && bad_ranges(t->ranges, h->n_range, h->n_class);
-    for (uint32_t s = 0; s < h->n_stage && !bad; s++) {
-        const struct gb_stage *g = &t->stages[s];
-        uint64_t end = at + (uint64_t)g->states * (h->n_class + 1);
-        bad = g->first != at || g->states < 2 || g->states > GB_TOK_MAX_STATE || end > h->n_cell;
-        for (; at < end && !bad; at++)
-            bad = (t->cells[at] & GB_CELL_STATE) >= g->states;
-    }
-    return bad || at != h->n_cell ? GR_TOK_E_SPLIT : GR_TOK_OK;
-}
-
-static int check_nfc(const gr_tok *t)
-{
-    const struct gb_tokn *h = t->h;
-    bool bad = unsorted(t->decomp, 0, h->n_decomp, GB_KEY)
-               || unsorted(t->comp, 0, h->n_comp, GB_COMP_PAIR);
-    if ((h->flags & GB_TOKF_NFC) == 0)
-        return h->n_decomp + h->n_decomp_cp + h->n_comp + h->n_ccc ? GR_TOK_E_NFC : GR_TOK_OK;
-    for (uint32_t i = 0, at = 0; i < h->n_decomp; i++) {
-        uint32_t end = i + 1 < h->n_decomp ? (uint32_t)t->decomp[i + 1] : h->n_decomp_cp;
-        bad = bad || (uint32_t)t->decomp[i] != at || end <= at || end > h->n_decomp_cp;
-        at = end;
-    }
-    for (uint32_t i = 0; i < h->n_decomp_cp; i++)
-        bad = bad || t->decomp_cp[i] > LAST_CP;
-    for (uint32_t i = 0; i < h->n_comp; i++)
-        bad = bad || GB_COMP_TO(t->comp[i]) > LAST_CP;
-    return bad || bad_ranges(t->ccc, h->n_ccc, 256) ? GR_TOK_E_NFC : GR_TOK_OK;
-}
-
-int gr_tok_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_tok *out)
-{
-    static int (*const checks[])(const gr_tok *) = {check_pieces, check_merges, check_ids,
-                                                    check_trie,   check_split,  check_nfc};
-    int error;
-    memset(out, 0, sizeof *out);
-    if (((uintptr_t)sec & 7u) != 0)
-        return GR_TOK_E_SIZE;
-    error = lay_out(sec, size, out);
-    if (error == GR_TOK_OK && out->h->vocab != vocab_rows)
-        error = GR_TOK_E_VOCAB;
-    for (size_t i = 0; error == GR_TOK_OK && i < sizeof checks / sizeof checks[0]; i++)
-        error = checks[i](out);
-    return error;
 }
 
 /* ---- characters ---- */
@@ -316,11 +104,6 @@ static const uint8_t *piece_at(const gr_tok *t, uint32_t id)
     for (uint32_t i = id - id % GB_TOK_BLOCK; i < id; i++)
         p += t->piece_len[i];
     return p;
-}
-
-uint8_t gr_tok_flags(const gr_tok *t, uint32_t id)
-{
-    return id < t->h->vocab ? t->flags[id] : (uint8_t)GB_TOKEN_UNUSED;
 }
 
 size_t gr_tok_piece_all(const gr_tok *t, uint32_t id, uint8_t *out)

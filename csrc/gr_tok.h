@@ -1,4 +1,4 @@
-/* Text <-> token ids, and conversations -> token ids. Internal header of gr_tok.c and gr_chat.c.
+/* Text <-> token ids, and conversations -> token ids. Internal header of gr_tok*.c and gr_chat.c.
  *
  * A section is checked once by gr_tok_open / gr_chat_open and then read where it lies; it must stay
  * mapped and unchanged for as long as the gr_tok / gr_chat is used. Nothing here allocates: the
@@ -62,6 +62,8 @@ typedef struct {
 
 /* Checks a TOKN section completely. 0 or a reason above; *out is valid only after 0. */
 int gr_tok_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_tok *out);
+/* Its part behind the layout and the pieces: the rules inside every other table. */
+int gr_tok_check(const gr_tok *t);
 
 /* Scratch bytes for gr_tok_encode of a text of n bytes. */
 #define gr_tok_scratch_size(n) ((size_t)(n) * 32u + 256u)

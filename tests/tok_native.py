@@ -1,4 +1,4 @@
-"""Builds gr_tok.c and gr_chat.c into a shared library and drives it through ctypes."""
+"""Builds gr_tok*.c and gr_chat.c into a shared library and drives it through ctypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion", "-O2"]
-SOURCES = ("gr_tok.c", "gr_chat.c")
+SOURCES = ("gr_tok_open.c", "gr_tok_check.c", "gr_tok.c", "gr_chat.c")
 HANDLE_BYTES = 4096  # more than sizeof(gr_tok) and sizeof(gr_chat)
 
 

@@ -17,7 +17,8 @@ from reference import build, sampler
 from reference.floatmath import F32
 from reference.sampler import Settings
 
-CORE = ("sample", "math", "tok", "open", "size", "crc", "chat")  # the sampler and its needs
+# The sampler and its needs.
+CORE = ("sample", "adjust", "math", "tok", "tok_open", "tok_check", "open", "size", "crc", "chat")
 
 SHIM = """
 #include "gr_internal.h"
