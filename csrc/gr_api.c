@@ -200,6 +200,7 @@ static gemrun_status start_threads(gemrun_context_t *ctx, const gemrun_config *q
     ctx->pinned = gr_bind(ctx); /* thread 0 is whoever runs the model: try it once, to report it */
     gr_unpin(ctx);
     e->team = (gr_team *)(void *)((uint8_t *)ctx + gr_align(sizeof *ctx, GB_LINE));
+    e->decode_threads = e->threads;
     return gr_team_start(e->team, e->threads, q->thread_affinity, &e->err);
 }
 

@@ -57,7 +57,7 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
         if (stop)
             t = count - 1;
         gr_head h = {.e = e, .x = x + (size_t)t * conf->hidden};
-        gr_team_run(e->team, alone, &h);
+        gr_team_run(e->team, e->decode_threads, alone, &h);
         good = !gr_head_bad(&h);
         if (good && !stop)
             stop = fn(user, e->pos + t, z, conf->vocab_rows) != 0;

@@ -88,12 +88,14 @@ uint32_t gr_crc32(uint32_t crc, const void *data, size_t size); /* zlib's, start
 /* ---- the thread team (gr_port_*.c) ---- */
 typedef struct gr_team gr_team;
 typedef void (*gr_body)(void *arg, uint32_t thread, uint32_t threads);
-/* Run body on every thread of the team, the caller being thread 0; returns when all are done.
- * Floating point is set up on every thread (NUMERICS F1). */
-void gr_team_run(gr_team *team, gr_body body, void *arg);
+/* Run body on the first `threads` of the team, the caller being thread 0; returns when all are
+ * done. Floating point is set up on every thread (NUMERICS F1). */
+void gr_team_run(gr_team *team, uint32_t threads, gr_body body, void *arg);
 /* Wait for all threads of the team inside a body. The last to arrive runs `serial(arg)` (may be
  * NULL) before anybody goes on. Short spin, then sleep. */
 void gr_team_barrier(gr_team *team, void (*serial)(void *arg), void *arg);
+/* Inside a body: how many units were taken since the last barrier, before these. */
+uint32_t gr_team_take(gr_team *team, uint32_t units);
 
 /* ---- the engine ---- */
 typedef struct gr_kernels gr_kernels; /* gr_kern.h: a table of functions, chosen at open */
@@ -108,6 +110,8 @@ typedef struct gr_engine {
     const gr_kernels *kern;
     gr_team *team;
     uint32_t threads;
+    uint32_t decode_threads; /* of one token at a time: more than fill the memory bus do not help */
+    bool balance;     /* threads take a part of the work one piece at a time: cores differ */
     uint32_t context; /* positions in use: kv_cache_size */
     uint32_t chunk;   /* tokens of a prefill step in use */
     uint8_t *arena, *kv; /* v.header.ram_arena and ram_kv bytes, zeroed and touched */
@@ -165,6 +169,5 @@ float gr_fmaf_soft(float x, float y, float z); /* F2: exact without the instruct
 float gr_sqrtf(float x);                       /* correctly rounded */
 float gr_expf(float x);
 float gr_tanhf(float x);
-double gr_log(double x); /* sampler statistics only, never a logit */
 
 #endif

@@ -19,6 +19,7 @@ typedef struct gr_fwd {
     const uint32_t *ids;  /* [count], or NULL: the hidden states are given */
     float *x, *y;         /* residual stream and product [count][hidden] */
     uint32_t count, want; /* tokens; see gr_forward */
+    uint32_t threads;     /* that take part */
     uint32_t layer;       /* this and the following are changed by serial steps only */
     uint32_t first;       /* of the layer's tokens that go beyond keys and values */
     uint32_t from;        /* first token of the step between two products, in which .. */
@@ -32,6 +33,11 @@ typedef struct gr_fwd {
     gr_head head;
 } gr_fwd;
 
+static uint32_t sets(uint32_t n, uint32_t of) /* the last one perhaps smaller */
+{
+    return (n + of - 1) / of;
+}
+
 /* Heads whose widths together are a multiple of `width`, a power of two. */
 static uint32_t heads_to_fill(uint32_t head_dim, uint32_t width)
 {
@@ -39,6 +45,16 @@ static uint32_t heads_to_fill(uint32_t head_dim, uint32_t width)
     while (head_dim * n % width)
         n *= 2;
     return n;
+}
+
+void gr_split(const gr_engine *e, uint32_t units, gr_some some, void *arg, uint32_t thread,
+              uint32_t threads)
+{
+    bool balance = e->balance && threads > 1;
+    uint32_t shared = balance ? units / 2 : units, piece = units / (16 * threads) + 1, from;
+    some(arg, gr_share(shared, thread, threads), thread);
+    while (balance && (from = shared + gr_team_take(e->team, piece)) < units)
+        some(arg, (gr_range){from, gr_least(from + piece, units)}, thread);
 }
 
 /* ---- views of weights and buffers ---- */
@@ -262,11 +278,12 @@ static void embed_row(const gr_view *v, const gb_tensor *t, uint32_t id, float *
     }
 }
 
-static void embed(gr_fwd *f, uint32_t thread, uint32_t threads)
+static void embed(void *arg, gr_range tokens, uint32_t thread)
 {
+    gr_fwd *f = arg;
     const gr_view *v = &f->e->v;
-    gr_range r = gr_share(f->count, thread, threads);
-    for (uint32_t t = r.from; f->ids && t < r.to; t++)
+    (void)thread;
+    for (uint32_t t = tokens.from; t < tokens.to; t++)
         embed_row(v, &v->tensors[v->conf.tens_embed], f->ids[t],
                   f->x + (size_t)t * v->conf.hidden);
 }
@@ -338,18 +355,24 @@ static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t hea
     return ok;
 }
 
-static void qkv(gr_fwd *f, uint32_t thread, uint32_t threads)
+static void qkv(void *arg, gr_range units, uint32_t thread)
 {
+    gr_fwd *f = arg;
     const gb_layer *l = f->l;
     uint32_t each = heads_to_fill(l->head_dim, GB_PANEL);
-    uint32_t q = (l->heads + each - 1) / each, kv = (l->kv_heads + each - 1) / each;
-    gr_range r = gr_share(q + 2 * kv, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++) {
+    uint32_t q = sets(l->heads, each), kv = sets(l->kv_heads, each);
+    for (uint32_t u = units.from; u < units.to; u++) {
         uint32_t role = u < q ? GB_ROLE_Q : u < q + kv ? GB_ROLE_K : GB_ROLE_V;
         uint32_t head = (u < q ? u : (u - q) % kv) * each;
         uint32_t all = u < q ? l->heads : l->kv_heads;
         f->bad[thread] |= !qkv_unit(f, role, head, gr_least(each, all - head));
     }
+}
+
+static uint32_t qkv_units(const gb_layer *l)
+{
+    uint32_t each = heads_to_fill(l->head_dim, GB_PANEL);
+    return sets(l->heads, each) + 2 * sets(l->kv_heads, each);
 }
 
 /* ---- attention: a unit is one token and heads that fill whole groups of o's input ---- */
@@ -432,11 +455,11 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
 }
 
 /* As many rows, up to `most`, as a thread's share of the score buffer holds. */
-static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t threads, uint32_t token,
-                       uint32_t head, uint32_t most, bool heads)
+static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t head,
+                       uint32_t most, bool heads)
 {
     gr_tile t = {.token = token, .head = head, .heads = heads, .begin = visible_from(f, token)};
-    size_t room = (size_t)GB_MAX_THREADS * f->e->v.conf.context / threads;
+    size_t room = (size_t)GB_MAX_THREADS * f->e->v.conf.context / f->threads;
     t.s = (float *)(void *)f->e->buf[GB_BUF_SCORES] + room * thread;
     for (uint32_t rows = 1; rows <= most; rows++) {
         uint32_t end = f->e->pos + token + (heads ? 1 : rows);
@@ -448,24 +471,24 @@ static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t threads, uint3
     return t;
 }
 
-/* Units of a thread lie one behind the other: heads outside, tokens inside. */
-static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
+/* Units lie one behind the other: heads outside, tokens inside. */
+static void attention(void *arg, gr_range units, uint32_t thread)
 {
+    gr_fwd *f = arg;
     const gb_layer *l = f->l;
-    uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), sets = (l->heads + each - 1) / each;
-    uint32_t shared = l->heads / l->kv_heads, width = each * l->head_dim;
-    uint32_t tokens = f->count - f->first;
-    gr_range r = gr_share(sets * tokens, thread, threads);
+    uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), shared = l->heads / l->kv_heads;
+    uint32_t width = each * l->head_dim, tokens = f->count - f->first;
     gr_tile t;
-    for (uint32_t u = r.from; u < r.to; u += t.rows) {
+    for (uint32_t u = units.from; u < units.to; u += t.rows) {
         uint32_t head = u / tokens * each, heads = gr_least(each, l->heads - head);
         uint32_t token = f->first + u % tokens;
         bool together = each == 1 && tokens == 1; /* heads */
-        uint32_t most = gr_least(r.to - u, together ? shared - head % shared : f->count - token);
+        uint32_t run = together ? shared - head % shared : f->count - token;
         float out[SCRATCH];
-        most = gr_least(gr_least(most, GR_QUERIES), SCRATCH / width);
+        uint32_t most = gr_least(SCRATCH / width, GR_QUERIES);
+        most = gr_least(most, gr_least(units.to - u, run));
         for (uint32_t h = 0; h < heads; h++) {
-            t = tile_at(f, thread, threads, token, head + h, most, together);
+            t = tile_at(f, thread, token, head + h, most, together);
             attend(f, &t, out + (size_t)h * l->head_dim, width);
         }
         for (uint32_t i = 0; i < t.rows; i++)
@@ -475,32 +498,51 @@ static void attention(gr_fwd *f, uint32_t thread, uint32_t threads)
     }
 }
 
-/* ---- feed-forward and the other products: units of 32 rows ---- */
-
-static void product(gr_fwd *f, uint32_t role, const gr_act *a, uint32_t thread, uint32_t threads)
+static uint32_t attention_units(const gr_fwd *f)
 {
-    gr_mat m = gr_matrix(&f->e->v, f->t[role]); /* o or down -> Y */
-    uint32_t rows = f->e->v.conf.hidden;
-    gr_range r = gr_share((rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
-    for (uint32_t u = r.from; f->first < f->count && u < r.to; u++)
-        gr_multiply(f->e, &m, a, 2 * u, f->first, f->count - f->first,
-                    gr_least(GB_UNIT, rows - GB_UNIT * u),
-                    f->y + (size_t)f->first * rows + (size_t)GB_UNIT * u, rows);
+    return sets(f->l->heads, heads_to_fill(f->l->head_dim, GB_GROUP)) * (f->count - f->first);
 }
 
-static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
+/* ---- feed-forward and the other products: units of 32 rows ---- */
+
+static void product(const gr_fwd *f, uint32_t role, const gr_act *a, gr_range units)
 {
+    gr_mat m = gr_matrix(&f->e->v, f->t[role]); /* o or down -> Y */
+    uint32_t rows = f->e->v.conf.hidden, first = f->first;
+    for (uint32_t u = units.from; u < units.to; u++)
+        gr_multiply(f->e, &m, a, 2 * u, first, f->count - first,
+                    gr_least(GB_UNIT, rows - GB_UNIT * u),
+                    f->y + (size_t)first * rows + (size_t)GB_UNIT * u, rows);
+}
+
+static void attention_out(void *arg, gr_range units, uint32_t thread)
+{
+    const gr_fwd *f = arg;
+    (void)thread;
+    product(f, GB_ROLE_O, &f->att, units);
+}
+
+static void down(void *arg, gr_range units, uint32_t thread)
+{
+    const gr_fwd *f = arg;
+    (void)thread;
+    product(f, GB_ROLE_DOWN, &f->h, units);
+}
+
+static void gate_up(void *arg, gr_range units, uint32_t thread)
+{
+    gr_fwd *f = arg;
     const gr_kernels *kern = f->e->kern;
     gr_mat m = gr_matrix(&f->e->v, f->t[GB_ROLE_GATE_UP]);
-    gr_range r = gr_share((f->l->ffn + GB_UNIT - 1) / GB_UNIT, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++) {
+    for (uint32_t u = units.from; u < units.to; u++) {
         enum { WIDTH = 2 * GB_UNIT, SOME = SCRATCH / WIDTH };
         float y[SCRATCH], h[GB_UNIT]; /* a row of y: gate 16, up 16, gate 16, up 16 */
         uint32_t rows = gr_least(GB_UNIT, f->l->ffn - GB_UNIT * u), n;
-        uint32_t half = gr_least(rows, GB_PANEL), width = rows > half ? WIDTH : GB_UNIT;
+        uint32_t half = gr_least(rows, GB_PANEL);
         for (uint32_t first = f->first; first < f->count; first += n) {
             n = gr_least(SOME, f->count - first);
-            gr_multiply(f->e, &m, &f->xn, 4 * u, first, n, width, y, WIDTH);
+            gr_multiply(f->e, &m, &f->xn, 4 * u, first, n, rows > half ? WIDTH : GB_UNIT, y,
+                        WIDTH);
             for (uint32_t i = 0; i < n; i++) {
                 const float *g = y + WIDTH * i;
                 kern->glu(f->l->act, g, g + GB_PANEL, h);
@@ -517,24 +559,27 @@ static void gate_up(gr_fwd *f, uint32_t thread, uint32_t threads)
 static void layers(void *arg, uint32_t thread, uint32_t threads)
 {
     gr_fwd *f = arg;
-    gr_team *team = f->e->team;
-    uint32_t count = f->e->v.layer_count;
-    embed(f, thread, threads);                                  /* ids -> X */
-    meet(f, begin_layer, thread, threads);                      /* X -> XN */
-    for (uint32_t i = 0; i < count; i++) {
-        qkv(f, thread, threads);                                /* XN -> Q, KV */
-        gr_team_barrier(team, end_qkv, f);
-        attention(f, thread, threads);                          /* Q, ring, KV -> ATT */
-        gr_team_barrier(team, end_attention, f);                /* KV -> ring */
-        product(f, GB_ROLE_O, &f->att, thread, threads);        /* ATT -> Y */
-        meet(f, begin_ffn, thread, threads);                    /* X += Y; X -> XN */
-        gate_up(f, thread, threads);                            /* XN -> H */
-        gr_team_barrier(team, end_gate_up, f);
-        product(f, GB_ROLE_DOWN, &f->h, thread, threads);       /* H -> Y */
-        meet(f, end_layer, thread, threads);                    /* X += Y; X -> XN, next layer */
+    const gr_engine *e = f->e;
+    uint32_t rows = sets(e->v.conf.hidden, GB_UNIT);
+    if (f->ids)
+        gr_split(e, f->count, embed, f, thread, threads);                 /* ids -> X */
+    meet(f, begin_layer, thread, threads);                                /* X -> XN */
+    for (uint32_t i = 0; i < e->v.layer_count; i++) {
+        gr_split(e, qkv_units(f->l), qkv, f, thread, threads);            /* XN -> Q, KV */
+        gr_team_barrier(e->team, end_qkv, f);
+        gr_split(e, attention_units(f), attention, f, thread, threads);   /* Q, KV -> ATT */
+        gr_team_barrier(e->team, end_attention, f);                       /* KV -> ring */
+        if (f->first < f->count)
+            gr_split(e, rows, attention_out, f, thread, threads);         /* ATT -> Y */
+        meet(f, begin_ffn, thread, threads);                              /* X += Y -> XN */
+        gr_split(e, sets(f->l->ffn, GB_UNIT), gate_up, f, thread, threads); /* XN -> H */
+        gr_team_barrier(e->team, end_gate_up, f);
+        if (f->first < f->count)
+            gr_split(e, rows, down, f, thread, threads);                  /* H -> Y */
+        meet(f, end_layer, thread, threads);                              /* X += Y -> XN */
     }
     if (f->want == 1)
-        gr_head_part(&f->head, thread, threads);                /* X -> LOGITS */
+        gr_head_part(&f->head, thread, threads);                          /* X -> LOGITS */
 }
 
 /* ---- entry points ---- */
@@ -545,7 +590,8 @@ static bool run(gr_engine *e, gr_fwd *f)
     f->x = (float *)(void *)e->buf[GB_BUF_X];
     f->y = (float *)(void *)e->buf[GB_BUF_Y];
     f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden};
-    gr_team_run(e->team, layers, f);
+    f->threads = f->count < MANY ? e->decode_threads : e->threads;
+    gr_team_run(e->team, f->threads, layers, f);
     bool bad = gr_head_bad(&f->head);
     for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
         bad |= f->bad[i];

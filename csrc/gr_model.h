@@ -56,16 +56,22 @@ typedef struct gr_range {
     uint32_t from, to;
 } gr_range;
 
+static inline uint32_t gr_least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 static inline gr_range gr_share(uint32_t units, uint32_t thread, uint32_t threads)
 {
     return (gr_range){(uint32_t)((uint64_t)units * thread / threads),
                       (uint32_t)((uint64_t)units * (thread + 1) / threads)};
 }
 
-static inline uint32_t gr_least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
+/* The units of a thread: one contiguous share; where cores differ, of half of them, and then pieces
+ * of the rest until nothing is left. */
+typedef void (*gr_some)(void *arg, gr_range units, uint32_t thread);
+void gr_split(const gr_engine *e, uint32_t units, gr_some some, void *arg, uint32_t thread,
+              uint32_t threads);
 
 static inline size_t gr_round_up(size_t n, size_t to)
 {

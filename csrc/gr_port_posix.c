@@ -496,6 +496,7 @@ typedef struct gate { /* a number that changes, and how many sleep until it does
 } gate;
 
 typedef struct member {
+    gate job; /* opened once for every job that it has a part in */
     gr_team *team;
     uint32_t index;
     bool running;
@@ -504,9 +505,11 @@ typedef struct member {
 } member;
 
 struct gr_team {
-    gate job, phase; /* a new job is there; the barrier opened */
+    gate phase; /* the barrier opened */
     _Alignas(64) _Atomic uint32_t arrived;
-    uint32_t threads, spin, pinned;
+    _Alignas(64) _Atomic uint32_t taken; /* units since the last barrier */
+    _Atomic uint32_t spin;
+    uint32_t threads, active, most_spin, pinned;
     bool stop;
     gr_body body;
     void *arg;
@@ -524,16 +527,32 @@ static void relax(void)
     __builtin_ia32_pause();
 #elif defined(__aarch64__) || defined(__arm__)
     __asm__ volatile("yield");
+#elif defined(__riscv)
+    __asm__ volatile(".4byte 0x0100000F"); /* pause; a fence without effect where it is unknown */
 #endif
 }
 
-static void gate_wait(gate *g, uint32_t old, uint32_t spin)
+enum { LEAST_SPIN = 16 };
+
+/* Spinning pays while the others run too. Each time it did not, half as long the next time: a core
+ * that is gone, a quota that is used up or a busy neighbour then cost little. */
+static void gate_wait(gate *g, uint32_t old, gr_team *team)
 {
+    uint32_t spin = atomic_load_explicit(&team->spin, memory_order_relaxed), longer;
     for (uint32_t i = 0; i < spin; i++) {
         if (atomic_load_explicit(&g->value, memory_order_acquire) != old) {
+            longer = spin + spin / 16;
+            longer = longer < team->most_spin ? longer + 1 : team->most_spin;
+            if (longer != spin) {
+                atomic_store_explicit(&team->spin, longer, memory_order_relaxed);
+            }
             return;
         }
         relax();
+    }
+    if (g == &team->phase) { /* between two jobs the host may take its time */
+        spin = spin / 2 > LEAST_SPIN ? spin / 2 : LEAST_SPIN;
+        atomic_store_explicit(&team->spin, spin, memory_order_relaxed);
     }
     atomic_fetch_add(&g->sleepers, 1);
     while (atomic_load(&g->value) == old) {
@@ -554,25 +573,33 @@ static void gate_open(gate *g)
 void gr_team_barrier(gr_team *team, void (*serial)(void *arg), void *arg)
 {
     uint32_t phase = atomic_load_explicit(&team->phase.value, memory_order_acquire);
-    if (atomic_fetch_add(&team->arrived, 1) + 1 < team->threads) {
-        gate_wait(&team->phase, phase, team->spin);
+    if (atomic_fetch_add(&team->arrived, 1) + 1 < team->active) {
+        gate_wait(&team->phase, phase, team);
         return;
     }
     if (serial) {
         serial(arg);
     }
+    atomic_store_explicit(&team->taken, 0, memory_order_relaxed);
     atomic_store(&team->arrived, 0);
     gate_open(&team->phase);
 }
 
-void gr_team_run(gr_team *team, gr_body body, void *arg)
+uint32_t gr_team_take(gr_team *team, uint32_t units)
 {
-    if (team->threads > 1) {
-        team->body = body;
-        team->arg = arg;
-        gate_open(&team->job);
+    return atomic_fetch_add_explicit(&team->taken, units, memory_order_relaxed);
+}
+
+void gr_team_run(gr_team *team, uint32_t threads, gr_body body, void *arg)
+{
+    team->active = threads < team->threads ? threads : team->threads;
+    team->body = body;
+    team->arg = arg;
+    atomic_store_explicit(&team->taken, 0, memory_order_relaxed);
+    for (uint32_t i = 1; i < team->active; i++) {
+        gate_open(&team->members[i].job);
     }
-    body(arg, 0, team->threads);
+    body(arg, 0, team->active);
     gr_team_barrier(team, NULL, NULL);
 }
 
@@ -582,11 +609,11 @@ static void *work(void *arg)
     gr_team *team = m->team;
     gr_fp_enter();
     for (uint32_t job = 0;; job++) { /* one job more each time: nobody can miss one */
-        gate_wait(&team->job, job, team->spin);
+        gate_wait(&m->job, job, team);
         if (team->stop) {
             return NULL;
         }
-        team->body(team->arg, m->index, team->threads);
+        team->body(team->arg, m->index, team->active);
         gr_team_barrier(team, NULL, NULL);
     }
 }
@@ -629,7 +656,8 @@ gemrun_status gr_team_start(gr_team *team, uint32_t threads, uint64_t affinity, 
     memset(team, 0, sizeof *team);
     uint32_t cores = gr_port_cores("");
     team->threads = threads;
-    team->spin = threads > cores ? 16 : 4000; /* about a hundred microseconds, or next to none */
+    team->most_spin = threads > cores ? LEAST_SPIN : 4000; /* about a hundred microseconds */
+    atomic_store(&team->spin, team->most_spin);
     for (uint32_t i = 1; i < threads; i++) {
         team->members[i].team = team;
         team->members[i].index = i;
@@ -641,7 +669,7 @@ gemrun_status gr_team_start(gr_team *team, uint32_t threads, uint64_t affinity, 
             team->pinned += pin_worker(team->members[i].thread, gr_nth_bit(affinity, i));
         }
     }
-    gr_team_run(team, nothing, NULL); /* all are up */
+    gr_team_run(team, threads, nothing, NULL); /* all are up */
     return GEMRUN_OK;
 }
 
@@ -649,10 +677,10 @@ void gr_team_stop(gr_team *team)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     team->stop = true;
-    gate_open(&team->job);
     for (uint32_t i = 1; i < GB_MAX_THREADS; i++) {
         member *m = team->members + i;
         if (m->running) {
+            gate_open(&m->job);
             pthread_join(m->thread, NULL);
         }
         if (m->stack.address) {

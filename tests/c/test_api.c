@@ -684,8 +684,12 @@ static void test_team(void)
         tally t = {.team = team};
         CHECK(gr_team_start(team, threads, 0, &e) == GEMRUN_OK);
         for (int i = 0; i < 20; i++) {
-            gr_team_run(team, count, &t);
+            gr_team_run(team, threads, count, &t);
         }
+        uint32_t some = threads > 2 ? 2 : 1; /* a part of the team; the others sleep on */
+        tally part = {.team = team};
+        gr_team_run(team, some, count, &part);
+        CHECK(part.serial == 20 && part.sum == some * 20 * 21 / 2);
         gr_team_stop(team);
         CHECK(t.serial == 400 && t.sum == threads * 400 * 401 / 2);
     }

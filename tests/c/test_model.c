@@ -157,7 +157,8 @@ static model *make(uint32_t format, uint32_t kv_type, uint32_t threads, const ch
     table[(BAD_ID / 16 * HIDDEN + 5) * 16 + BAD_ID % 16] = 1e25f;
     expect(gr_kernels_pick(&m->kern, kernel), "kernel");
     m->e.kern = &m->kern;
-    m->e.threads = threads, m->e.context = CONTEXT, m->e.chunk = CHUNK;
+    m->e.threads = m->e.decode_threads = threads;
+    m->e.context = CONTEXT, m->e.chunk = CHUNK;
     m->e.team = aligned_alloc(64, gr_round_up(gr_team_bytes(), 64));
     expect(gr_team_start(m->e.team, threads, 0, &error) == GEMRUN_OK, "team starts");
     expect(gr_model_bind(&m->e) == GEMRUN_OK, "bind");
@@ -213,8 +214,9 @@ static void test_invariance(uint32_t format, uint32_t kv_type)
     static const struct {
         uint32_t threads, chunk;
         const char *kernel;
-    } ways[] = {{1, 1, NULL}, {1, 50, NULL}, {1, CHUNK, "scalar"}, {2, 33, NULL}, {3, 96, NULL},
-                {8, 7, NULL}};
+        bool balance;
+    } ways[] = {{1, 1, NULL, false}, {1, 50, NULL, true}, {1, CHUNK, "scalar", false},
+                {2, 33, NULL, false}, {3, 96, NULL, true}, {8, 7, NULL, false}, {8, 1, NULL, true}};
     model *m = make(format, kv_type, 1, NULL);
     forward_all(m, CHUNK, &want);
     forward_all(m, CHUNK, &got); /* a used cache does not show */
@@ -223,6 +225,8 @@ static void test_invariance(uint32_t format, uint32_t kv_type)
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         memset(got, 0, sizeof got);
         m = make(format, kv_type, ways[i].threads, ways[i].kernel);
+        m->e.balance = ways[i].balance;
+        m->e.decode_threads = ways[i].threads / 2 + 1;
         forward_all(m, ways[i].chunk, &got);
         expect(memcmp(want, got, sizeof want) == 0, "another way, the same logits");
         drop(m);
