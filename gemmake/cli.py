@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gemmake import __version__
+from gemmake.errors import OutputError
 from gemmake.failures import command
 from gemmake.options import (
     MEMORY_LAYOUT,
@@ -19,6 +20,7 @@ from gemmake.options import (
     KvType,
     Quantization,
 )
+from gemrun import console
 
 PATH = click.Path(path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,7 +54,13 @@ def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: st
     )
 
 
-@click.command(context_settings={"max_content_width": 100})
+class Gemmake(console.Command):
+    """The command; output that cannot be written has the exit code of any other result."""
+
+    unwritten = OutputError.exit_code
+
+
+@click.command("gemmake", cls=Gemmake, context_settings={"max_content_width": 100})
 @click.option(
     "--model",
     required=True,
@@ -158,14 +166,20 @@ def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: st
 @_refuse("--prefill-sample-ratio")
 @click.version_option(__version__, prog_name="gemmake")
 def main(debug: bool, **options: Any) -> None:
-    """Compile a checkpoint and a hardware description into one .gembin artifact."""
+    """Compile a checkpoint and a hardware description into one .gembin artifact.
+
+    A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
+    OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
+    begins. Exit: 0 done, 1 the host failed, 2 usage, 3 checkpoint, 4 target, 5 over budget,
+    6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
+    """
     with command("gemmake", debug):
         from gemmake.pipeline import compile_model
-        from gemmake.progress import terminal
+        from gemmake.progress import shown
         from gemmake.report import render_result
 
         request = CompileOptions(**options)
-        with terminal(request.verbose) as reporter:
+        with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
         click.echo(render_result(result))
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gemmake.errors import ArtifactError, GemError, OutputError, TargetError
+from gemrun import console
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -59,7 +60,7 @@ def command(tool: str, debug: bool) -> Iterator[None]:
 
 
 def _leave(tool: str, sentence: str, code: int) -> NoReturn:
-    print(f"{tool}: {sentence}", file=sys.stderr, flush=True)
+    console.say(f"{tool}: {sentence}")
     sys.exit(code)
 
 

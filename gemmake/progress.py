@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar with time left, quiet when nobody watches."""
+"""Progress of a command: a bar with time left on a terminal, lines now and then in a log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from gemrun.progress import Progress
 
 
 class Reporter(Protocol):
@@ -46,10 +48,10 @@ class Silent:
 class Terminal:
     """A bar on stderr with the phase, the share done and the time left; INFO lines on stdout."""
 
-    def __init__(self, progress: Progress, verbose: bool) -> None:
+    def __init__(self, progress: rich.Progress, verbose: bool) -> None:
         self._progress = progress
         self._verbose = verbose
-        self._task: TaskID | None = None
+        self._task: rich.TaskID | None = None
 
     def start(self, phase: str, total: int) -> None:
         """Replace the bar by one for the next phase."""
@@ -68,38 +70,62 @@ class Terminal:
             self._progress.update(self._task, description=phase)
 
     def info(self, sentence: str) -> None:
+        """Print the line when --verbose was given; above the bar where both are one terminal."""
+        if self._verbose and sys.stdout is not None and sys.stdout.isatty():
+            line = f"INFO: {sentence}"
+            self._progress.console.print(line, markup=False, highlight=False)
+        elif self._verbose:
+            print(f"INFO: {sentence}", flush=True)
+
+
+class Log:
+    """The same for a stderr that is no terminal: a line now and then, with the time left."""
+
+    def __init__(self, progress: Progress, verbose: bool) -> None:
+        self._progress = progress
+        self._verbose = verbose
+        self._phase = self._shown = ""
+        self._done = self._total = 0
+
+    def start(self, phase: str, total: int) -> None:
+        """The clock of the next phase starts."""
+        self._phase = self._shown = phase
+        self._done, self._total = 0, max(total, 1)
+        self._progress.begin(phase)
+
+    def advance(self, amount: int = 1) -> None:
+        """Write a line if one is due."""
+        self._done += amount
+        text = f"{self._shown}: {100 * self._done // self._total} %"
+        self._progress.update(self._phase, self._done, self._total, text)
+
+    def rename(self, phase: str) -> None:
+        """Change the text; the clock goes on."""
+        self._shown = phase
+
+    def info(self, sentence: str) -> None:
         """Print the line when --verbose was given."""
         if self._verbose:
-            self._line(f"INFO: {sentence}")
-
-    def _line(self, text: str) -> None:
-        """Print to stdout; above the bar where both are the same terminal."""
-        console = self._progress.console
-        if console.is_terminal and sys.stdout.isatty():
-            console.print(text, markup=False, highlight=False)
-        else:
-            print(text, flush=True)
+            print(f"INFO: {sentence}", flush=True)
 
 
 @contextmanager
-def terminal(verbose: bool) -> Iterator[Terminal]:
-    """A Terminal for the length of a compile; the bar vanishes at the end.
-
-    Without a terminal on stderr there is no bar.
-    """
+def shown(tool: str, verbose: bool = False) -> Iterator[Reporter]:
+    """A reporter for the length of a command: a bar that vanishes at the end, or lines of a log."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield Log(Progress(sys.stderr, tool=tool), verbose)
+        return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.TextColumn("{task.percentage:>3.0f} %"),
+        rich.TimeRemainingColumn(),
     )
-    console = Console(stderr=True, soft_wrap=True)
-    with Progress(
+    with rich.Progress(
         *columns,
-        console=console,
+        console=Console(stderr=True, soft_wrap=True),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
-        disable=not console.is_terminal,
     ) as progress:
         yield Terminal(progress, verbose)

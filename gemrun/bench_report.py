@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from gemrun.bench import Depth, Iteration, Report, percentile, summary
 from gemrun.context import Info, Stats
 from gemrun.memory import Footprint
-
-QUIET_S = 2.0  # progress is shown for what takes longer
-EVERY_S = {True: 0.5, False: 10.0}  # how often, by whether it is a terminal
-
-
-class Progress:
-    """Time left of the current phase, in plain text on a stream."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._terminal = stream.isatty()
-        self._phase = ""
-        self._start = self._last = self._shown = clock()
-        self._width = 0
-
-    def update(self, phase: str, done: int, total: int) -> None:
-        """`done` of `total` equal units of a phase; the first one began at the last update."""
-        now = self._clock()
-        if phase != self._phase:
-            self._phase, self._start = phase, self._last
-        self._last = now
-        elapsed = now - self._start
-        left = elapsed / max(done, 1) * (total - done)
-        due = now - self._shown >= EVERY_S[self._terminal]
-        if done >= total or elapsed + left < QUIET_S or not due:
-            return
-        self._shown = now
-        text = f"{phase}: {done} of {total}, about {left:.0f} s left"
-        if self._terminal:
-            self._stream.write(f"\r{text:<{self._width}}")
-            self._width = max(self._width, len(text))
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Take the line off the terminal, so that another can stand there."""
-        if self._terminal and self._width:
-            self._stream.write(f"\r{' ' * self._width}\r")
-            self._stream.flush()
-            self._width = 0
+from gemrun.progress import Progress
 
 
 class Lines:

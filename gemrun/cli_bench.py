@@ -7,15 +7,16 @@ from typing import NoReturn
 
 import click
 
-from gemrun import __version__
+from gemrun import __version__, console
 from gemrun.bench import Options, exit_code, measure
-from gemrun.bench_report import Lines, Progress, as_json
+from gemrun.bench_report import Lines, as_json
 from gemrun.errors import GemRunError
+from gemrun.progress import Progress
 
 
 def _fail(text: str, code: int) -> NoReturn:
     """One sentence on stderr, exit code by class."""
-    click.echo(f"gembench: {text}", err=True)
+    console.say(f"gembench: {text}")
     raise click.exceptions.Exit(code)
 
 
@@ -30,7 +31,7 @@ def _depths(
     return tuple(int(part) for part in parts)
 
 
-@click.command(context_settings={"max_content_width": 100})
+@click.command("gembench", cls=console.Command, context_settings={"max_content_width": 100})
 @click.option("--model", required=True, type=click.Path(path_type=str), help="Artifact: a .gembin.")
 @click.option("--prompt", required=True, help="Text to continue from an empty cache.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True)
@@ -69,11 +70,11 @@ def main(as_object: bool, debug: bool, **options: object) -> None:
     """Measure time to first token, speed, latency, memory and energy of an artifact.
 
     Runs are greedy. Times are of the monotonic clock. Exit: 0 done, 2 usage, 4 board, 5 memory,
-    6 file, 8 run failed, 130 cancelled.
+    6 file, 8 run failed or output not written, 130 cancelled.
     """
     if hasattr(sys.stdout, "reconfigure"):  # a terminal without UTF-8 gets "?" for the signs
         sys.stdout.reconfigure(errors="replace")
-    lines = Lines(None if as_object else click.echo, Progress(sys.stderr))
+    lines = Lines(None if as_object else click.echo, Progress(sys.stderr, tool="gembench"))
     try:
         report = measure(Options(**options), lines)  # type: ignore[arg-type]
     except (GemRunError, OSError) as error:

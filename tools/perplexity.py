@@ -17,8 +17,9 @@ import click
 
 import handbook
 from gemmake import perplexity
-from gemmake.errors import GemError, UsageError
-from gemmake.progress import terminal
+from gemmake.errors import GemError, OutputError, UsageError
+from gemmake.progress import shown
+from gemrun import console
 from gemrun.errors import GemRunError
 
 
@@ -42,7 +43,13 @@ def as_json(result: perplexity.Result) -> str:
     return json.dumps(data)
 
 
-@click.command(context_settings={"max_content_width": 100})
+class Perplexity(console.Command):
+    """The command, with exit codes as gemmake has them."""
+
+    unwritten = OutputError.exit_code
+
+
+@click.command("perplexity", cls=Perplexity, context_settings={"max_content_width": 100})
 @click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--text", "text_path", required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--windows", default=8, show_default=True, help="Windows from the start of the text.")
@@ -66,10 +73,10 @@ def main(
         raise click.UsageError("--reference and --model belong together; give both or none")
     try:
         text = read_text(text_path)
-        with terminal(verbose=False) as reporter:
+        with shown("perplexity") as reporter:
             result = perplexity.run(artifact, text, windows, length, model, threads, reporter)
     except (GemError, GemRunError) as error:
-        click.echo(f"perplexity: {error}", err=True)
+        console.say(f"perplexity: {error}")
         sys.exit(getattr(error, "exit_code", 1))
     click.echo(as_json(result) if json_output else "\n".join(perplexity.render(result)))
 

@@ -13,13 +13,17 @@ import click
 from gemmake import __version__
 from gemmake.check import diff, inspect, render, rules
 from gemmake.errors import GemError, OutputError
+from gemmake.progress import shown
+from gemrun import console
 from gemrun.format.writer import show
 
 FILE = click.Path(path_type=str)
 
 
-class DefaultGroup(click.Group):
+class DefaultGroup(console.Group):
     """A group whose first word may be left out: then it is `check`. Its help is one page."""
+
+    unwritten = OutputError.exit_code
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command first unless a command or the group's help is asked for."""
@@ -62,7 +66,7 @@ def refuse_mistaken_word(word: str, ctx: click.Context | None = None) -> None:
         raise click.UsageError(f"{show(word)}: {what}; did you mean {WORDS[close[0]]!r}?", ctx)
 
 
-@click.group(cls=DefaultGroup, context_settings={"max_content_width": 100})
+@click.group("gemcheck", cls=DefaultGroup, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="gemcheck")
 def main() -> None:
     """Verify a .gembin artifact, compare two, or show what is inside.
@@ -70,7 +74,7 @@ def main() -> None:
     \b
     gemcheck FILE [--run] [--json]      the checks; 0 passed, 1 a rule failed, 6 refused
     gemcheck --diff A B                 what differs; 0 nothing, 1 something
-    gemcheck inspect FILE               header, sections, layers, tensors
+    gemcheck inspect FILE               header, sections, layers, tensors; all: 7 output not written
     """
     render.allow_any_terminal()
 
@@ -98,9 +102,11 @@ def check(
     if not files:
         raise click.UsageError("name an artifact; gemcheck --help lists what else there is")
     refuse_mistaken_word(files[0])
-    replay = rules.replay if run else None
     as_words = render.as_json if as_json else partial(render.as_text, verbose=verbose)
-    sys.exit(_guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo)))
+    with shown("gemcheck") as reporter:
+        replay = partial(rules.replay, reporter=reporter) if run else None
+        code = _guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo))
+    sys.exit(code)
 
 
 @main.command("inspect")
@@ -119,14 +125,8 @@ def _guarded(debug: bool, body: Callable[[], int]) -> int:
     except GemError as error:
         if debug:
             raise
-        click.echo(f"gemcheck: {error}", err=True)
+        console.say(f"gemcheck: {error}")
         return error.exit_code
-    except OSError as error:  # a full disk or a closed pipe behind standard output
-        if debug:
-            raise
-        click.echo(f"gemcheck: standard output: {error.strerror}; free some space", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
-        return OutputError.exit_code
 
 
 if __name__ == "__main__":

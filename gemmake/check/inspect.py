@@ -34,7 +34,7 @@ def open_artifact(path: str) -> Artifact:
 
 def print_artifact(path: str, name: str | None) -> int:
     """Print an artifact's tables, or those of one tensor. Returns the exit code."""
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    width = None if sys.stdout is not None and sys.stdout.isatty() else PIPE_WIDTH
     with open_artifact(path) as artifact:
         view = overview(artifact) if name is None else tensor_view(artifact, name, path)
         Console(width=width, markup=False).print(view)

@@ -17,6 +17,7 @@ from gemmake.check import weights
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan
+from gemmake.progress import Reporter, Silent
 from gemrun.format import sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
@@ -57,7 +58,11 @@ class Subject:
     artifact: Artifact
     hdf: Hdf
     path: str
-    run: Callable[[str], str] | None = None  # replays test vectors; returns an error or ""
+    run: Replay | None = None
+
+
+#: Replays the test vectors of a file; gives an error sentence or "".
+Replay = Callable[[Subject], str]
 
 
 class Rule:
@@ -298,7 +303,7 @@ class Vectors(Rule):
         if subject.run is None:
             tokens = sum(t.prompt_count + t.step_count for t in tests)
             return self.ok(f"Test vectors: {len(tests)} stored, {tokens} tokens (--run replays)")
-        problem = subject.run(subject.path)
+        problem = subject.run(subject)
         if problem:
             return self.fail(f"Test vectors: {problem}")
         return self.ok(f"Test vectors: {len(tests)} of {len(tests)} replayed, same answer")
@@ -332,7 +337,7 @@ class Report:
 
 def check_file(
     path: str | os.PathLike[str],
-    run: Callable[[str], str] | None = None,
+    run: Replay | None = None,
     rules: Sequence[Rule] = RULES,
 ) -> Report:
     """Hold a file against the rules. Never raises for what is wrong with the file."""
@@ -377,15 +382,24 @@ def _refused(path: str, error: FormatError) -> Report:
     return Report(path, (finding,), FATAL, code=int(error.code))
 
 
-def replay(path: str) -> str:
+def replay(subject: Subject, reporter: Reporter | None = None) -> str:
     """Replay the stored test vectors in the engine; an error sentence, or "" when all passed."""
+    reporter, tests = reporter or Silent(), subject.artifact.tests
+    reporter.start("replaying test vectors", sum(t.prompt_count + t.step_count for t in tests))
     try:
         from gemrun import GemRunContext, GemRunError  # the engine is wanted only here
     except ImportError as error:
         return f"not replayed, the engine is not installed ({error})"
     try:
-        with GemRunContext(path, ignore_memory=True, allow_foreign_board=True) as engine:
-            engine.run_tests()
+        with GemRunContext(subject.path, ignore_memory=True, allow_foreign_board=True) as engine:
+            for number, test in enumerate(tests, 1):
+                made = engine.test_vector(test.prompt[: test.prompt_count], test.step_count)
+                if made != (test.digest, list(test.steps[: test.step_count])):
+                    return (
+                        f"number {number} of {len(tests)} gave another answer; do not use this "
+                        "machine or build, and report it"
+                    )
+                reporter.advance(test.prompt_count + test.step_count)
     except GemRunError as error:
         return str(error)
     return ""
@@ -393,7 +407,7 @@ def replay(path: str) -> str:
 
 def report_on(
     names: Sequence[str],
-    run: Callable[[str], str] | None,
+    run: Replay | None,
     as_words: Callable[[Sequence[Report]], str],
     echo: Callable[[str], None],
 ) -> int:

@@ -16,6 +16,7 @@ import pytest
 from gemrun import bench, bench_report, machine, memory
 from gemrun.context import Info, Region, Stats
 from gemrun.errors import CallError, error_of
+from gemrun.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 INFO = Info(
@@ -136,7 +137,7 @@ def test_only_the_monotonic_clock() -> None:
 
 # ---- text ----
 def test_literal_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = bench_report.Lines(print, bench_report.Progress(io.StringIO()))
+    lines = bench_report.Lines(print, Progress(io.StringIO()))
     lines.opened("Probe CPU", INFO, stats(ram_total=2_284_000_000))
     lines.warmed_up(3)
     lines.starting(10)
@@ -199,7 +200,7 @@ class Terminal(io.StringIO):
 def test_progress_says_what_is_left_and_goes_away() -> None:
     now = [100.0]
     stream = Terminal()
-    progress = bench_report.Progress(stream, lambda: now[0])
+    progress = Progress(stream, lambda: now[0])
     for done in (1, 2, 3):
         now[0] += 5
         progress.update("iterations", done, 3)
@@ -213,7 +214,7 @@ def test_progress_says_what_is_left_and_goes_away() -> None:
 def test_short_work_shows_no_progress() -> None:
     now = [0.0]
     stream = Terminal()
-    progress = bench_report.Progress(stream, lambda: now[0])
+    progress = Progress(stream, lambda: now[0])
     for done in (1, 2, 3):
         now[0] += 0.6
         progress.update("iterations", done, 3)
@@ -223,12 +224,13 @@ def test_short_work_shows_no_progress() -> None:
 def test_a_log_gets_a_line_now_and_then() -> None:
     now = [0.0]
     stream = io.StringIO()
-    progress = bench_report.Progress(stream, lambda: now[0])
+    progress = Progress(stream, lambda: now[0])
     for done in range(1, 26):
         now[0] += 1
         progress.update("iterations", done, 25)
     assert stream.getvalue() == (
-        "iterations: 10 of 25, about 15 s left\niterations: 20 of 25, about 5 s left\n"
+        "iterations: 2 of 25, about 23 s left\niterations: 12 of 25, about 13 s left\n"
+        "iterations: 22 of 25, about 3 s left\n"
     )
 
 

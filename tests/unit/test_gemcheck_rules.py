@@ -12,7 +12,7 @@ import pytest
 
 from fuzz.mutate import find, reseal, section_range
 from gemmake.check import rules
-from gemmake.check.rules import Severity, check_file
+from gemmake.check.rules import Severity, Subject, check_file
 from gemrun.format import manifest
 from gemrun.format.codes import Code
 from gemrun.format.reader import canonical_json
@@ -228,14 +228,14 @@ def test_replaying_is_asked_for() -> None:
     path = GOLDEN / "v1.0/tiny-int4.gembin"
     seen: list[str] = []
 
-    def good(name: str) -> str:
-        seen.append(name)
+    def good(subject: Subject) -> str:
+        seen.append(subject.path)
         return ""
 
     report = check_file(path, good)
     assert seen == [str(path)]
     assert "2 of 2 replayed, same answer" in line(report, "test-vectors")
-    report = check_file(path, lambda name: "the answer differs")
+    report = check_file(path, lambda _subject: "the answer differs")
     assert line(report, "test-vectors") == "\u2717 Test vectors: the answer differs"
     assert report.exit_code == 1
 
