@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -21,14 +21,25 @@ from gemmake.planning import manifest_of, records_of
 from gemmake.progress import Reporter
 from gemmake.record import Record
 from gemmake.state import State
-from gemrun.format import assemble, memmap, reader, spec, writer
+from gemrun.format import assemble, memmap, spec, writer
 
 Tallies = dict[str, Tally]
+DUMP_BEGIN = '{\n "buffers": '  # by which a dump is known
 
 
-def check_output(path: Path) -> None:
-    """Refuse an output that cannot be written, or would replace something else. OutputError."""
+def check_output(path: Path, dumps: Iterable[str] = ()) -> None:
+    """Refuse an output that cannot be written, or where it or what is written beside it would
+    replace a file of another kind. OutputError."""
     replaceable(path, spec.MAGIC, "artifact")
+    final = os.path.realpath(path)
+    listing = memmap.BEGIN.encode()
+    replaceable(Path(final + writer.PARTIAL), spec.MAGIC, "unfinished artifact")
+    replaceable(Path(final + memmap.SUFFIX), listing, "listing of an artifact")
+    replaceable(Path(final + memmap.SUFFIX + writer.PARTIAL), listing, "listing of an artifact")
+    for name in dumps:
+        dumped = _dump_path(path, name)
+        for each in (dumped, dumped.with_name(dumped.name + writer.PARTIAL)):
+            replaceable(each, DUMP_BEGIN.encode(), "dump of a pass")
 
 
 def replaceable(path: Path, magic: bytes, what: str) -> None:
@@ -47,7 +58,7 @@ def replaceable(path: Path, magic: bytes, what: str) -> None:
     with path.open("rb") as file:
         begin = file.read(len(magic))
     if begin not in (b"", magic):
-        raise OutputError(f"{label}: exists and is no {what}; name another output")
+        raise OutputError(f"{label}: exists and is no {what}; move it away, or name another output")
 
 
 def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written, Tallies]:
@@ -65,31 +76,10 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written,
             out.fill("TEST", _test_vectors(state, Path(out.partial), host, reporter))
             out.seal()
         dump("test_vectors", state, tallies)
-        with _listing(Path(out.partial), Path(out.path)), host.clock.timed("finish"):
+        beside = memmap.beside(Path(out.partial), Path(out.path))
+        with beside, host.clock.timed("finish"):
             written = out.finish()
     return written, tallies
-
-
-@contextlib.contextmanager
-def _listing(partial: Path, final: Path) -> Iterator[None]:
-    """Write the listing under a passing name; give it its own once the block has succeeded."""
-    target = Path(f"{final}{memmap.SUFFIX}")
-    passing = Path(f"{target}{writer.PARTIAL}")
-    with reader.read_artifact(partial, verify="fast") as artifact:
-        text = memmap.render(artifact)
-    try:
-        passing.write_text(text, encoding="utf-8")
-        yield
-        passing.replace(target)
-    except OSError as error:
-        if isinstance(error, writer.WriteError):
-            raise
-        raise OutputError(
-            f"{show(target)}: {error.strerror or error} while writing {len(text)} bytes; "
-            "check the disk and its free space"
-        ) from error
-    finally:
-        passing.unlink(missing_ok=True)
 
 
 def _test_vectors(state: State, image: Path, host: Host, reporter: Reporter) -> bytes:
@@ -177,16 +167,17 @@ def dump(name: str, state: State, tallies: Mapping[str, Tally] | None = None) ->
     """Write OUTPUT.PASS.json when --dump-after names the pass. Raises OutputError."""
     if name not in state.options.dump_after:
         return
-    path = state.options.output.with_name(f"{state.options.output.name}.{name}.json")
+    path = _dump_path(state.options.output, name)
     text = json.dumps(describe(state, tallies or {}), indent=1, sort_keys=True) + "\n"
-    partial = path.with_name(path.name + writer.PARTIAL)
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with writer.whole(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{show(path)}: {error.strerror}; check the output folder") from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _dump_path(output: Path, name: str) -> Path:
+    return output.with_name(f"{output.name}.{name}.json")
 
 
 def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:

@@ -121,7 +121,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     started = time.monotonic()
     host = Host(options.workers or quant.cpu_threads(), options.baseline)
     check_dumps(options)
-    output.check_output(options.output)
+    output.check_output(options.output, options.dump_after)
     if options.save_statistics is not None:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     hdf = load_hdf(options.target)

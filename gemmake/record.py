@@ -39,6 +39,7 @@ from gemmake.passes.layout import StreamTensor
 from gemmake.state import State
 from gemrun.format import spec
 from gemrun.format.files import open_regular
+from gemrun.format.writer import whole
 
 MAGIC = b"gemstat1"
 MAX_HEADER = 1 << 20  # bytes
@@ -93,24 +94,20 @@ def write(
     path: Path, header: Header, layers: Iterator[Hessians], advance: Callable[[], None]
 ) -> InputFile:
     """Write a record, whole or not at all. Raises OutputError."""
-    partial = path.with_name(path.name + ".partial")
     digest, size = hashlib.sha256(), 0
     try:
-        with partial.open("wb") as file:
+        with whole(path) as partial, partial.open("wb") as file:
             for piece in _pieces(header, layers, advance):
                 file.write(piece)
                 digest.update(piece)
                 size += len(piece)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise OutputError(
             f"--save-statistics {show(path)}: {error.strerror} while writing {size} bytes; "
             "check the folder and its free space"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return InputFile(show(path.name), size, digest.hexdigest())
 
 

@@ -7,7 +7,7 @@ alone, so the same artifact gives the same text.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from gemrun.format.reader import Artifact
 from gemrun.format.spec import Buffer, Op, Role, Tensor
 
 SUFFIX = ".memmap"
+BEGIN = "total footprint  "  # by which a listing is known
 COLUMNS = ("what", "name", "offset", "size", "align", "owner", "first use", "last use")
 Row = tuple[str, ...]
 
@@ -41,35 +42,34 @@ def render(artifact: Artifact) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_memmap(path: writer.PathLike) -> str:
-    """Write the listing of the artifact at `path` beside it; returns the listing's path.
+@contextlib.contextmanager
+def beside(source: Path, final: Path) -> Iterator[Path]:
+    """Write the listing of the artifact at `source` under a passing name; it becomes that of
+    `final`, whose path is yielded, once the block has succeeded.
 
     Raises FormatError for a damaged artifact, WriteError when the listing cannot be written.
     """
-    source = os.fsdecode(path)
+    target = Path(f"{final}{SUFFIX}")
     with reader.read_artifact(source, verify="fast") as artifact:
         text = render(artifact)
-    target = Path(source + SUFFIX)
-    partial = Path(source + SUFFIX + writer.PARTIAL)
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        with writer.whole(target) as passing:
+            passing.write_text(text, encoding="utf-8")
+            yield target
     except OSError as error:
+        if isinstance(error, writer.WriteError):
+            raise
         raise writer.WriteError(
             f"{writer.show(str(target))}: {error.strerror or error} while writing "
             f"{len(text)} bytes; check the disk and its free space"
         ) from error
-    return str(target)
 
 
 def _head(artifact: Artifact) -> list[str]:
     h, conf = artifact.header, artifact.conf
     threads = f"{conf.threads} thread{'s' if conf.threads != 1 else ''}"
     return [
-        f"total footprint  {h.ram_total} bytes ({megabytes(h.ram_total)}) for {threads} "
+        f"{BEGIN}{h.ram_total} bytes ({megabytes(h.ram_total)}) for {threads} "
         f"and {conf.context} positions: the sum of the lines below",
         f"file mapping     {h.ram_weights} bytes of weights and {h.ram_tables} bytes of tables",
         f"arena            {h.ram_arena} bytes",

@@ -242,9 +242,16 @@ class ArtifactWriter:
                     f"{show(self.partial)}: another compile is writing it; wait or name "
                     "another output"
                 ) from None
+            if os.pread(fd, len(spec.MAGIC), 0) not in (b"", spec.MAGIC):
+                os.close(fd)
+                raise WriteError(
+                    f"{show(self.partial)}: exists and is no unfinished artifact; move it away, "
+                    "or name another output"
+                )
             self._fd = fd
             try:
                 os.ftruncate(fd, 0)
+                write_all(fd, 0, spec.MAGIC)  # by which the next compile knows it as ours
                 os.posix_fallocate(fd, 0, self.size)
             except BaseException:
                 self._drop()
@@ -260,6 +267,17 @@ class ArtifactWriter:
     def _write_at(self, at: int, data: bytes | memoryview) -> None:
         with _explained(self.partial, self.size):
             write_all(self._fd, at, data)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A passing name to write to; when the block succeeds the file gets its own, else it goes."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_all(fd: int, at: int, data: bytes | memoryview) -> None:

@@ -52,6 +52,43 @@ def test_outputs_that_cannot_be_are_refused_before_any_work(
     assert sorted((p, p.stat().st_size) for p in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("suffix", "words"),
+    [
+        (".partial", "no unfinished artifact"),
+        (".memmap", "no listing of an artifact"),
+        (".memmap.partial", "no listing of an artifact"),
+        (".layout.json", "no dump of a pass"),
+        (".layout.json.partial", "no dump of a pass"),
+    ],
+)
+def test_what_gemmake_did_not_write_is_not_replaced(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, suffix: str, words: str
+) -> None:
+    """Neither in a good compile nor by the clean-up of a failing one."""
+    model, mine = tiny_checkpoint("llama3"), tmp_path / f"x.gembin{suffix}"
+    mine.write_text("mine\n")
+    options = (*FAST, "--dump-after", "layout")
+    refused(compiling.gemmake(model, tmp_path / "x.gembin", *options), 7, words, mine.name)
+    assert [p.name for p in tmp_path.iterdir()] == [mine.name]
+    assert mine.read_text() == "mine\n"
+
+
+def test_what_gemmake_wrote_is_replaced(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also what a kill leaves at any moment: nothing yet, or the beginning."""
+    output, options = tmp_path / "x.gembin", (*FAST, "--dump-after", "layout")
+    assert compiling.gemmake(tiny_checkpoint("llama3"), output, *options).returncode == 0
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert sorted(before) == ["x.gembin", "x.gembin.layout.json", "x.gembin.memmap"]
+    Path(f"{output}.partial").write_bytes(before["x.gembin"][:8] + bytes(5000))
+    Path(f"{output}.memmap.partial").write_bytes(b"")
+    Path(f"{output}.layout.json.partial").write_bytes(before["x.gembin.layout.json"][:100])
+    assert compiling.gemmake(tiny_checkpoint("llama3"), output, *options).returncode == 0
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
 def test_an_artifact_is_replaced_and_survives_a_failure(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

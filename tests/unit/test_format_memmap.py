@@ -59,19 +59,23 @@ def test_a_tied_table_is_used_first_and_last(artifact: Artifact) -> None:
 
 
 def test_the_listing_lies_beside_and_is_deterministic(path: Path) -> None:
-    name = memmap.write_memmap(path)
-    assert name == f"{path}.memmap"
-    first = Path(name).read_bytes()
-    memmap.write_memmap(path)
-    assert Path(name).read_bytes() == first
+    with memmap.beside(path, path) as name:
+        assert not name.exists()
+    assert name == Path(f"{path}.memmap")
+    first = name.read_bytes()
+    assert first.startswith(memmap.BEGIN.encode())
+    with memmap.beside(path, path):
+        pass
+    assert name.read_bytes() == first
     assert str(path).encode() not in first
     assert sorted(p.name for p in path.parent.iterdir()) == ["a.gembin", "a.gembin.memmap"]
 
 
 def test_a_listing_that_cannot_be_written_is_an_error(path: Path) -> None:
     Path(f"{path}.memmap").mkdir()
-    with pytest.raises(WriteError, match=r"a\.gembin\.memmap: .* while writing \d+ bytes"):
-        memmap.write_memmap(path)
+    wrong = pytest.raises(WriteError, match=r"a\.gembin\.memmap: .* while writing \d+ bytes")
+    with wrong, memmap.beside(path, path):
+        pass
     assert not Path(f"{path}.memmap.partial").exists()
 
 

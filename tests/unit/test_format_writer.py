@@ -211,11 +211,28 @@ def test_two_writers_of_one_output(golden: make.Golden, tmp_path: Path) -> None:
         make.write(golden, path)
 
 
-def test_a_stale_partial_is_no_obstacle(golden: make.Golden, tmp_path: Path) -> None:
-    (tmp_path / "a.gembin.partial").write_bytes(b"\xff" * 200_000)
+@pytest.mark.parametrize("left", [b"", spec.MAGIC + b"\xff" * 200_000])
+def test_a_stale_partial_is_no_obstacle(golden: make.Golden, tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "a.gembin.partial").write_bytes(left)
     make.write(golden, tmp_path / "a.gembin")
     with read_artifact(tmp_path / "a.gembin"):
         assert not (tmp_path / "a.gembin.partial").exists()
+
+
+def test_a_partial_that_is_none_of_ours_stays(golden: make.Golden, tmp_path: Path) -> None:
+    (tmp_path / "a.gembin.partial").write_bytes(b"mine")
+    with pytest.raises(WriteError, match=r"a\.gembin\.partial: exists and is no unfinished"):
+        make.write(golden, tmp_path / "a.gembin")
+    assert (tmp_path / "a.gembin.partial").read_bytes() == b"mine"
+
+
+def test_a_partial_is_known_as_ours_from_its_first_byte(
+    golden: make.Golden, tmp_path: Path
+) -> None:
+    """A killed compile may leave it before the header was written."""
+    done = assemble.assemble(golden.records)
+    with ArtifactWriter(tmp_path / "a.gembin", done.header, done.parts) as out:
+        assert Path(out.partial).read_bytes()[: len(spec.MAGIC)] == spec.MAGIC
 
 
 def test_paths_need_not_be_utf8(golden: make.Golden, tmp_path: Path) -> None:
