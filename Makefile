@@ -13,13 +13,15 @@ SOAK_RUNS ?= 10
 BIN := $(abspath $(VENV))/bin
 LOCKED := mkdir -p build && flock build/.lock
 export PATH := $(BIN):$(PATH)
+export MODEL
 
 .PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench soak clean
 
 demo:
+	@$(PYTHON) tools/demo.py --model "$$MODEL" --check
 	@$(PYTHON) tools/setup.py --venv $(VENV) demo
 	@$(MAKE) --no-print-directory native
-	@$(BIN)/python tools/demo.py --model $(MODEL)
+	@$(BIN)/python tools/demo.py --model "$$MODEL"
 
 test:
 	@$(PYTHON) tools/setup.py --venv $(VENV) test
@@ -61,7 +63,7 @@ fuzz: sanitize
 	@build/sanitize/fuzz_open $(FUZZ_COUNT) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
 
 bench:
-	@$(BIN)/python tools/demo.py --model $(MODEL) --bench
+	@$(BIN)/python tools/demo.py --model "$$MODEL" --bench
 
 # The tests again and again, in a new order of workers each time, until one fails.
 soak:

@@ -1,8 +1,9 @@
 """make demo: fetch a small model, compile it, check the artifact and ask it a question.
 
-    python tools/demo.py [--model smollm2-135m|gemma3-270m] [--bench]
+    python tools/demo.py [--model smollm2-135m|gemma3-270m] [--bench | --check]
 
-It shows each command before it runs it, so that the same can be done by hand.
+It shows each command before it runs it, so that the same can be done by hand. --check only
+says whether the model and this machine are known; it needs no environment.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-
-import fetch
 
 BIN = Path(sys.executable).parent
 
@@ -56,17 +56,32 @@ def run(*command: str) -> None:
     print(f"  ({time.monotonic() - started:.1f} s)", flush=True)
 
 
+def check(name: str, machine: str) -> str:
+    """The target of this machine; ends the demo if it or the model is none that there is."""
+    if name not in DEMOS:
+        near = get_close_matches(name.lower(), DEMOS, 1, 0.3)
+        remedy = f"did you mean MODEL={near[0]}?" if near else "set MODEL to one of them"
+        sys.exit(f"demo: MODEL={name}: unknown, there are {' and '.join(sorted(DEMOS))}; {remedy}")
+    if machine not in TARGETS:
+        sys.exit(f"demo: {machine}: no generic target; run gemmake with a .toml of your board")
+    return TARGETS[machine]
+
+
 def main() -> int:
     """Command line; see the module's text."""
     parser = argparse.ArgumentParser(description="compile and ask a small model")
-    parser.add_argument("--model", choices=sorted(DEMOS), default="smollm2-135m")
+    parser.add_argument("--model", default="smollm2-135m", help=" or ".join(sorted(DEMOS)))
     parser.add_argument("--bench", action="store_true", help="measure instead of asking")
+    parser.add_argument("--check", action="store_true", help="check model and machine, and end")
     arguments = parser.parse_args()
-    name, machine = arguments.model, platform.machine()
+    name = arguments.model
+    target = check(name, platform.machine())
+    if arguments.check:
+        return 0
+    import fetch  # needs the environment under Python 3.10
+
     demo = DEMOS[name]
-    if machine not in TARGETS:
-        sys.exit(f"demo: {machine}: no generic target; run gemmake with a .toml of your board")
-    target = TARGETS[machine]
+    print(f"demo: fetching {name}, or verifying what is there", flush=True)
     try:
         model = fetch.ensure(name) / demo.file
     except fetch.FetchError as error:
