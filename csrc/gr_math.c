@@ -49,29 +49,3 @@ float gr_sqrtf(float x)
     int32_t half = (e - (e & 1)) / 2 + 127;
     return gr_float(((uint32_t)half << 23) + (mantissa - 0x800000u));
 }
-
-/* ln x = n ln 2 + 2 atanh((m - 1) / (m + 1)), m in [sqrt 1/2, sqrt 2): sampler statistics only. */
-double gr_log(double x)
-{
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    if (!(x > 0.0) || u >> 52 == 0x7FF)
-        return x > 0.0 ? x : (x < 0.0 ? (x - x) / 0.0 : -1.0 / 0.0);
-    int64_t n = (int64_t)(u >> 52) - 1023;
-    if (u >> 52 == 0) { /* subnormal */
-        x *= 0x1p54;
-        memcpy(&u, &x, sizeof u);
-        n = (int64_t)(u >> 52) - 1023 - 54;
-    }
-    u = (u & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
-    double m;
-    memcpy(&m, &u, sizeof m);
-    if (m > 0x1.6a09e667f3bcdp+0) {
-        m *= 0.5;
-        n++;
-    }
-    double s = (m - 1.0) / (m + 1.0), z = s * s, sum = 0.0;
-    for (int k = 21; k >= 1; k -= 2) /* 1/k: the tail after z^10/21 is below 1e-17 */
-        sum = sum * z + 1.0 / (double)k;
-    return (double)n * 0x1.62e42fefa39efp-1 + 2.0 * s * sum;
-}

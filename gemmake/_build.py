@@ -1,36 +1,16 @@
 """Builds `gemmake._helper`, the C compile-host helper (csrc/gm_*.c), as a cffi API-mode module.
 
-`ffibuilder` describes the module, `emit(path)` writes its C source for CMake, and
-`python -m gemmake._build --inplace` compiles it beside this file for work in the source tree.
+`ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 
 import cffi
 
 MODULE = "gemmake._helper"
-PACKAGE = Path(__file__).resolve().parent
-CSRC = PACKAGE.parent / "csrc"
-SOURCES = (
-    "gm_run.c",
-    "gm_search.c",
-    "gm_kern_base.c",
-    "gm_kern_avx2.c",
-    "gm_q4raw.c",
-    "gm_pack.c",
-    "gm_dequant.c",
-    "gm_float.c",
-    "gm_rope.c",
-)
-# No fused multiply-add and no fast-math: both would make results depend on the machine.
-FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-pthread")
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
 BEGIN, END = "/* cffi: begin */", "/* cffi: end */"
 
 
@@ -53,38 +33,3 @@ ffibuilder = _make_builder()
 def emit(path: str | Path) -> None:
     """Write the module's C source to `path`."""
     ffibuilder.emit_c_code(str(path))
-
-
-def build_inplace() -> Path:
-    """Compile gemmake/_helper.abi3.so with the compiler named by CC (default gcc)."""
-    target = PACKAGE / "_helper.abi3.so"
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "_helper.c"
-        emit(source)
-        partial = Path(scratch) / target.name
-        command = [os.environ.get("CC", "gcc"), *FLAGS, "-shared", "-fPIC", f"-I{CSRC}"]
-        command += [f"-I{sysconfig.get_paths()['include']}", str(source)]
-        command += [str(CSRC / name) for name in SOURCES] + ["-o", str(partial), "-lm"]
-        subprocess.run(command, check=True)
-        # Replacing the name keeps a running process on the old file.
-        staged = target.with_suffix(".new")
-        staged.write_bytes(partial.read_bytes())
-        staged.chmod(0o755)
-        staged.replace(target)
-    return target
-
-
-def main(arguments: list[str]) -> int:
-    """`--inplace` compiles in the tree; a path writes the C source there."""
-    if arguments == ["--inplace"]:
-        build_inplace()
-        return 0
-    if len(arguments) == 1 and not arguments[0].startswith("-"):
-        emit(arguments[0])
-        return 0
-    sys.stderr.write("gemmake._build: usage: python -m gemmake._build --inplace | OUTPUT.c\n")
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from gemmake.model import Generation, TokenizerSource
 from gemmake.passes.tokens import Added, added_tokens, aligned
 from gemmake.sandbox import Conversation, Message, Rendered, render
-from gemrun.format.tokens import Slot
+from gemrun.format.tokens import NONE, TMPL_MAX_ITEM, TMPL_MAX_TEXT, Slot, TmplFlag
 
-NONE = 0xFFFFFFFF
-MAX_TEXT = 65536
-MAX_ITEM = 4096
-SYSTEM, ASST_LAST, TRIM_SYSTEM, TRIM_USER, TRIM_ASST = 1, 2, 4, 8, 16
-ROLE_TRIM = {"system": TRIM_SYSTEM, "user": TRIM_USER, "assistant": TRIM_ASST}
+ROLE_TRIM = {
+    "system": TmplFlag.TRIM_SYSTEM,
+    "user": TmplFlag.TRIM_USER,
+    "assistant": TmplFlag.TRIM_ASST,
+}
 THINK_END = "</think>"
 
 # Marker words: nothing a template would trim, split or look for.
@@ -123,12 +123,12 @@ def derive(found: Mapping[str, Rendered]) -> Layout:
     flags |= trims("user", found["u+"], found["trim u"], MARKS["u"], PAD)
     flags |= trims("assistant", found["uav+"], found["trim a"], MARKS["a"], PAD)
     if not found["su+"].error and not found["su"].error:
-        flags |= SYSTEM | trims("system", found["su+"], found["trim s"], MARKS["s"], PAD)
+        flags |= TmplFlag.SYSTEM | trims("system", found["su+"], found["trim s"], MARKS["s"], PAD)
         slots[Slot.SYSTEM], slots[Slot.SYS_USER], _ = cut(
             found["su+"], "su", "a conversation with a system message"
         )
     if not found["ua"].error:
-        flags |= ASST_LAST
+        flags |= TmplFlag.ASST_LAST
         *_, slots[Slot.ASST_END] = cut(found["ua"], "ua", "a conversation that ends with an answer")
     if not found["think"].error and found["think"].text == found["uav+"].text:
         slots[Slot.THINK_CUT] = THINK_END
@@ -165,10 +165,12 @@ def trials(layout: Layout) -> list[Conversation]:
     """Conversations with odd contents to compare, of the shapes that the flags allow."""
     flags = layout.flags
     shapes = [("u", False), ("u", True), ("uau", True), ("uauau", True)]
-    if flags & SYSTEM:
+    if flags & TmplFlag.SYSTEM:
         shapes += [("su", True), ("su", False), ("suau", True), ("suauau", True)]
-    if flags & ASST_LAST:
-        shapes += [("ua", False), ("uaua", False)] + ([("suaua", False)] if flags & SYSTEM else [])
+    if flags & TmplFlag.ASST_LAST:
+        shapes += [("ua", False), ("uaua", False)] + (
+            [("suaua", False)] if flags & TmplFlag.SYSTEM else []
+        )
     out, at = [], 0
     for shape, prompt in shapes:
         for start in range(len(ODD)):
@@ -186,7 +188,7 @@ def trials(layout: Layout) -> list[Conversation]:
 
 def relevant(conversation: Conversation, flag: int) -> bool:
     """Does this conversation need a flag?"""
-    if flag == SYSTEM:
+    if flag == TmplFlag.SYSTEM:
         return conversation.messages[0]["role"] == "system"
     return conversation.messages[-1]["role"] == "assistant"
 
@@ -200,7 +202,7 @@ def verified(layout: Layout, template: str, variables: Mapping[str, str]) -> Lay
         for conversation, text in zip(conversations, texts, strict=True)
         if text.error or text.text != assemble(layout, conversation)
     ]
-    for flag in (ASST_LAST, SYSTEM):
+    for flag in (TmplFlag.ASST_LAST, TmplFlag.SYSTEM):
         if any(relevant(conversation, flag) for conversation in wrong):
             layout = replace(layout, flags=layout.flags & ~flag)
             wrong = [conversation for conversation in wrong if not relevant(conversation, flag)]
@@ -276,16 +278,16 @@ def build_items(
     """Items of every slot. Raises Unsupported."""
     control = [token for token in added_tokens(source.tokenizer_json) if token.control]
     unused = []
-    if not layout.flags & SYSTEM:
+    if not layout.flags & TmplFlag.SYSTEM:
         unused += [Slot.SYSTEM, Slot.SYS_USER]
-    if not layout.flags & ASST_LAST:
+    if not layout.flags & TmplFlag.ASST_LAST:
         unused.append(Slot.ASST_END)
     slots = []
     for slot in Slot:
         text = "" if slot in unused else layout.slots[slot]
         items = [(NONE, text.encode())] if text and slot == Slot.THINK_CUT else None
         items = split_items(text, control) if items is None else items
-        if slot == Slot.FIRST or (slot == Slot.SYSTEM and layout.flags & SYSTEM):
+        if slot == Slot.FIRST or (slot == Slot.SYSTEM and layout.flags & TmplFlag.SYSTEM):
             items = with_bos(items, generation)
         slots.append(items)
     for token, _ in (item for items in slots for item in items):
@@ -302,7 +304,7 @@ def pack(flags: int, slots: Iterable[Items]) -> bytes:
             items.append(struct.pack("<2I", token, len(part)))
             text += part
         starts.append(len(items))
-    if len(items) > MAX_ITEM or len(text) > MAX_TEXT:
+    if len(items) > TMPL_MAX_ITEM or len(text) > TMPL_MAX_TEXT:
         raise Unsupported(f"it has {len(items)} parts and {len(text)} bytes of text, too many")
     header = struct.pack("<3I10I3I", flags, len(items), len(text), *starts, 0, 0, 0)
     return aligned(header) + aligned(b"".join(items)) + aligned(text)
@@ -332,7 +334,7 @@ def compile_template(
             "they are",
         )
     warning = ""
-    if derived.flags & SYSTEM and not layout.flags & SYSTEM:
+    if derived.flags & TmplFlag.SYSTEM and not layout.flags & TmplFlag.SYSTEM:
         warning = (
             "chat template: system messages are treated in a way that cannot be compiled; "
             "the artifact takes none"

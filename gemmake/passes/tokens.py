@@ -17,15 +17,17 @@ from typing import Any
 from gemmake.errors import CheckpointError
 from gemmake.model import Generation, TokenizerSource
 from gemmake.passes import split, unidata
+from gemrun.format.tokens import (
+    MAX_PIECE,
+    MAX_STOP,
+    MAX_VOCAB,
+    NONE,
+    PIECE_BLOCK,
+    Kind,
+    TokenFlag,
+    TokFlag,
+)
 
-NONE = 0xFFFFFFFF
-MAX_VOCAB = 1 << 20
-MAX_PIECE = 255
-MAX_STOP = 64
-BLOCK = 32
-KIND_SPM, KIND_BYTE = 1, 2
-ADD_BOS, NFC, FUSE_UNK, SPACE_MARK = 1, 2, 4, 8
-CONTROL, BYTE, UNUSED, ADDED = 1, 2, 4, 8
 MARK = "\u2581"
 
 JsonMap = Mapping[str, Any]
@@ -121,9 +123,9 @@ def plan_normalizer(tokenizer: JsonMap) -> int:
     flags = 0
     for part in flatten(tokenizer.get("normalizer"), "normalizers"):
         if part.get("type") == "NFC":
-            flags |= NFC
+            flags |= TokFlag.NFC
         elif part == {"type": "Replace", "pattern": {"String": " "}, "content": MARK}:
-            flags |= SPACE_MARK
+            flags |= TokFlag.SPACE
         else:
             raise refuse("normalizer", dict(part))
     return flags
@@ -137,7 +139,7 @@ def plan_splits(tokenizer: JsonMap, flags: int) -> tuple[tuple[split.Program, ..
         kind, pattern = part.get("type"), part.get("pattern")
         if bytes_:
             raise refuse("pre_tokenizer after ByteLevel", dict(part))
-        if kind == "Split" and pattern == {"String": " "} and flags & SPACE_MARK:
+        if kind == "Split" and pattern == {"String": " "} and flags & TokFlag.SPACE:
             continue  # no blank is left after the normaliser, so it never splits
         if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
             if not isinstance(pattern, Mapping) or not isinstance(pattern.get("Regex"), str):
@@ -159,7 +161,7 @@ def plan_splits(tokenizer: JsonMap, flags: int) -> tuple[tuple[split.Program, ..
 def check_decoder(tokenizer: JsonMap, kind: int) -> None:
     """The decoder must be the inverse that the engine applies."""
     parts = [dict(part) for part in flatten(tokenizer.get("decoder"), "decoders")]
-    if kind == KIND_BYTE:
+    if kind == Kind.BYTE:
         good = len(parts) == 1 and parts[0].get("type") == "ByteLevel"
     else:
         good = parts == [
@@ -201,11 +203,11 @@ def plan_model(tokenizer: JsonMap) -> Plan:
             raise refuse(f"model option {key}", model[key])
     flags = plan_normalizer(tokenizer)
     stages, bytes_ = plan_splits(tokenizer, flags)
-    kind = KIND_BYTE if bytes_ else KIND_SPM
+    kind = Kind.BYTE if bytes_ else Kind.SPM
     fallback = bool(model.get("byte_fallback"))
-    if kind == KIND_SPM and (stages or model.get("ignore_merges") or flags & NFC):
+    if kind == Kind.SPM and (stages or model.get("ignore_merges") or flags & TokFlag.NFC):
         raise refuse("pre_tokenizer without ByteLevel", tokenizer.get("pre_tokenizer"))
-    if kind == KIND_BYTE and (fallback or flags & SPACE_MARK):
+    if kind == Kind.BYTE and (fallback or flags & TokFlag.SPACE):
         raise refuse("byte_fallback or normalizer with ByteLevel", tokenizer.get("normalizer"))
     check_decoder(tokenizer, kind)
     check_post_processor(tokenizer)
@@ -214,7 +216,7 @@ def plan_model(tokenizer: JsonMap) -> Plan:
         raise refuse("model option unk_token outside the vocabulary", unk)
     return Plan(
         kind=kind,
-        flags=flags | (FUSE_UNK if model.get("fuse_unk") else 0),
+        flags=flags | (TokFlag.FUSE_UNK if model.get("fuse_unk") else 0),
         stages=stages,
         whole=bool(model.get("ignore_merges")),
         byte_fallback=fallback,
@@ -260,7 +262,7 @@ def piece_bytes(text: str, kind: int, is_byte: bool) -> bytes:
     """What a token decodes to."""
     if is_byte:
         return bytes([int(text[3:5], 16)])
-    if kind == KIND_BYTE:
+    if kind == Kind.BYTE:
         codes = [ALPHABET.get(char) for char in text]
         if None not in codes:
             return bytes(code for code in codes if code is not None)
@@ -430,7 +432,7 @@ def build_vocabulary(
 ) -> Vocabulary:
     """Pieces, flags and first symbols. Raises CheckpointError for ids or sizes out of bounds."""
     pieces: list[bytes] = [b""] * rows
-    flags = bytearray([UNUSED]) * rows
+    flags = bytearray([TokenFlag.UNUSED]) * rows
     byte_ids, chars = [NONE] * 256, {}
     control = frozenset(token.id for token in added if token.control)
     for text, number in vocab.items():
@@ -439,18 +441,18 @@ def build_vocabulary(
                 f"tokenizer.json: token {text!r} has id {number} but the model has {rows} rows; "
                 "use the tokenizer of this checkpoint"
             )
-        if not flags[number] & UNUSED:
+        if not flags[number] & TokenFlag.UNUSED:
             raise CheckpointError(
                 f"tokenizer.json: id {number} belongs to two tokens; repair the tokenizer"
             )
         is_byte = is_byte_token(text, plan)
         pieces[number] = piece_bytes(text, plan.kind, is_byte)
-        flags[number] = BYTE if is_byte else 0
+        flags[number] = TokenFlag.BYTE if is_byte else 0
         if number in control:
             continue
-        if is_byte or (plan.kind == KIND_BYTE and len(text) == 1 and text in ALPHABET):
+        if is_byte or (plan.kind == Kind.BYTE and len(text) == 1 and text in ALPHABET):
             byte_ids[pieces[number][0]] = number
-        elif plan.kind == KIND_SPM and len(text) == 1:
+        elif plan.kind == Kind.SPM and len(text) == 1:
             chars[ord(text)] = number
     names = {number: text for text, number in vocab.items()}
     for token in added:
@@ -460,7 +462,11 @@ def build_vocabulary(
                 f"{names[token.id]!r}; repair the tokenizer"
             )
         pieces[token.id] = piece_bytes(token.text, plan.kind, False)
-        flags[token.id] = flags[token.id] & BYTE | ADDED | (CONTROL if token.control else 0)
+        flags[token.id] = (
+            flags[token.id] & TokenFlag.BYTE
+            | TokenFlag.ADDED
+            | (TokenFlag.CONTROL if token.control else 0)
+        )
     for number, piece in enumerate(pieces):
         if len(piece) > MAX_PIECE:
             raise CheckpointError(
@@ -483,7 +489,7 @@ def check_ids(generation: Generation, flags: bytes, rows: int) -> None:
     named = [("bos", generation.bos_id)] if generation.bos_id is not None else []
     named += [("stop", number) for number in generation.stop_ids]
     for name, number in named:
-        if number is None or not 0 <= number < rows or flags[number] & UNUSED:
+        if number is None or not 0 <= number < rows or flags[number] & TokenFlag.UNUSED:
             raise CheckpointError(
                 f"checkpoint: {name} id {number} is not a token of the model, which has {rows} "
                 "rows; correct generation_config.json or config.json"
@@ -518,16 +524,16 @@ def compile_tokenizer(source: TokenizerSource, vocab_rows: int, generation: Gene
         words = {
             number: vocab.pieces[number]
             for text, number in tokenizer["model"]["vocab"].items()
-            if not vocab.flags[number] & ADDED and all(char in ALPHABET for char in text)
+            if not vocab.flags[number] & TokenFlag.ADDED and all(char in ALPHABET for char in text)
         }
         whole = whole_words(words, vocab.byte_ids, merges)
     nodes, edges, node_count = build_trie((token.text.encode("utf-8"), token.id) for token in added)
     splitter = split.compile_stages(plan.stages)
     cells = array("H", (cell for stage in splitter.stages for cell in stage.cells))
-    nfc, nfc_counts = nfc_tables() if plan.flags & NFC else ([b""] * 4, [0] * 4)
+    nfc, nfc_counts = nfc_tables() if plan.flags & TokFlag.NFC else ([b""] * 4, [0] * 4)
     lengths = [len(piece) for piece in vocab.pieces]
     header = struct.pack(
-        "<24I", plan.kind, plan.flags | (ADD_BOS if generation.add_bos else 0), vocab_rows,
+        "<24I", plan.kind, plan.flags | (TokFlag.ADD_BOS if generation.add_bos else 0), vocab_rows,
         NONE if generation.bos_id is None else generation.bos_id,
         NONE if plan.unk is None else plan.unk, sum(lengths), len(entries) // 8, len(vocab.chars),
         len(whole), node_count, len(generation.stop_ids), len(splitter.stages), splitter.classes,
@@ -537,7 +543,7 @@ def compile_tokenizer(source: TokenizerSource, vocab_rows: int, generation: Gene
     for length in lengths:
         starts.append(starts[-1] + length)
     tables = [
-        header, entries, little(firsts), u32(starts[:vocab_rows:BLOCK]), bytes(lengths),
+        header, entries, little(firsts), u32(starts[:vocab_rows:PIECE_BLOCK]), bytes(lengths),
         vocab.flags, b"".join(vocab.pieces), u32(vocab.byte_ids),
         u64(vocab.chars), u32(whole), nodes, edges, u32(sorted(generation.stop_ids)),
         u64(splitter.ranges),

@@ -43,12 +43,9 @@ REBUILD = "compile the artifact again"
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A checked artifact. `image` maps the file; `close()` or a with block unmaps it."""
+class Records:
+    """What the sections that the engine reads hold."""
 
-    header: Header
-    signature: Signature
-    sections: Mapping[str, Section]  # in file order
     conf: Conf
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
@@ -59,6 +56,15 @@ class Artifact:
     tests: tuple[TestVector, ...]
     tokenizer: tokens.Tokenizer
     template: tokens.Template | None
+
+
+@dataclass(frozen=True)
+class Artifact(Records):
+    """A checked artifact. `image` maps the file; `close()` or a with block unmaps it."""
+
+    header: Header
+    signature: Signature
+    sections: Mapping[str, Section]  # in file order
     manifest: Mapping[str, Any]
     hdf: Mapping[str, Any]
     image: memoryview
@@ -303,20 +309,6 @@ def _crc(image: memoryview, name: str, entry: Section, code: Code) -> None:
 
 
 # ---- row 17: records ----
-@dataclass(frozen=True)
-class _Found:
-    conf: Conf
-    layers: tuple[Layer, ...]
-    segments: tuple[Segment, ...]
-    tensors: tuple[Tensor, ...]
-    plans: tuple[Plan, ...]
-    ropes: tuple[Rope, ...]
-    thermal: Thermal
-    tests: tuple[TestVector, ...]
-    tokenizer: tokens.Tokenizer
-    template: tokens.Template | None
-
-
 R = TypeVar("R", bound=Record)
 
 
@@ -335,7 +327,7 @@ def _array(
     return tuple(record.unpack(data, at) for at in range(0, entry.size, entry.record_size))
 
 
-def _records(image: memoryview, sections: Mapping[str, Section]) -> _Found:
+def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
     conf = _array(image, sections, Conf, "CONF", 1)[0]
     records.check_conf(conf)
     layers = _array(image, sections, Layer, "LAYR", spec.MAX_LAYERS)
@@ -360,13 +352,13 @@ def _records(image: memoryview, sections: Mapping[str, Section]) -> _Found:
     template = None
     if "TMPL" in sections:
         template = tokens.read_tmpl(_part(image, sections["TMPL"]), conf.vocab_rows)
-    return _Found(
-        conf, layers, segments, tensors, plans, ropes, thermal, tests, tokenizer, template
+    return Records(
+        conf, layers, tensors, segments, plans, ropes, thermal, tests, tokenizer, template
     )
 
 
 # ---- rows 18 to the end ----
-def _ram(header: Header, sections: Mapping[str, Section], found: _Found) -> None:
+def _ram(header: Header, sections: Mapping[str, Section], found: Records) -> None:
     totals = sizes.totals(
         found.conf,
         found.layers,

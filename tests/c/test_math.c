@@ -95,22 +95,11 @@ static void test_half(void)
     expect(gr_to_half(65519.0f) == 0x7BFFu && gr_to_half(65520.0f) == 0x7C00u, "overflow", 0, 0);
 }
 
-static void test_log(void)
-{
-    for (uint32_t i = 0; i < 100000; i++) {
-        double x = ldexp(1.0 + (double)draw() * 0x1p-32, (int)(draw() % 2000u) - 1000);
-        double want = log(x), error = gr_log(x) - want;
-        expect(fabs(error) <= 1e-15 * (1 + fabs(want)), "log", i, 0);
-    }
-    expect(gr_log(1.0) == 0.0 && gr_log(0.0) < -1e300, "log at its ends", 0, 0);
-}
-
 int main(void)
 {
     test_sqrt();
     test_fmaf();
     test_half();
-    test_log();
     if (failures)
         fprintf(stderr, "test_math: %d failures\n", failures);
     return failures != 0;

@@ -21,7 +21,6 @@ float f_exp(float x) { return gr_expf(x); }
 float f_tanh(float x) { return gr_tanhf(x); }
 float f_silu(float x) { return gr_silu(x); }
 float f_gelu(float x) { return gr_gelu(x); }
-double f_log(double x) { return gr_log(x); }
 """
 
 
@@ -38,7 +37,6 @@ def library(tmp_path_factory: pytest.TempPathFactory, root: Path) -> ctypes.CDLL
     for name in ("f_exp", "f_tanh", "f_silu", "f_gelu"):
         getattr(loaded, name).argtypes = [ctypes.c_float]
         getattr(loaded, name).restype = ctypes.c_float
-    loaded.f_log.argtypes, loaded.f_log.restype = [ctypes.c_double], ctypes.c_double
     return loaded
 
 
@@ -96,14 +94,6 @@ def test_gelu_is_within_its_bound(library: ctypes.CDLL) -> None:
         for x in sample(-20.0, 20.0):
             error = abs(mpmath.mpf(library.f_gelu(x)) - gelu(mpmath.mpf(float(x))))
             assert error <= 2e-7 * abs(float(x)), float(x)
-
-
-def test_log_is_within_a_few_units_of_double(library: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(4)
-    with mpmath.workdps(40):
-        for x in 2.0 ** rng.uniform(-1000, 1000, 500):
-            exact = mpmath.log(mpmath.mpf(x))
-            assert abs(library.f_log(x) - exact) <= 1e-15 * (1 + abs(exact))
 
 
 def test_exp_at_its_ends(library: ctypes.CDLL) -> None:

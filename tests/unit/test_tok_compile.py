@@ -19,12 +19,12 @@ from gemmake.errors import CheckpointError
 from gemmake.model import Generation, TokenizerSource
 from gemmake.passes import split
 from gemmake.passes.tokens import compile_tokenizer, tokenizer_notes
+from gemrun.format.tokens import TokenFlag
 
 KINDS = ("byte", "nfc", "spm")
 PLAIN = Generation(stop_ids=(1,))
 E_SCRATCH, E_CAP = -1, -2
 E_SIZE, E_VOCAB = 1, 11
-UNUSED, CONTROL = 4, 1
 
 
 def opened(data: dict[str, Any], rows: int = 0, generation: Generation = PLAIN) -> tok_native.Tok:
@@ -145,8 +145,8 @@ def test_rows_without_a_token_are_masked_and_lost_tokens_named() -> None:
     rows = last + 5
     tok = opened(data, rows)
     flags = [tok.lib.gr_tok_flags(tok.handle, ctypes.c_uint32(i)) & 0xFF for i in range(rows + 2)]
-    assert flags[last:] == [UNUSED] * 7
-    assert flags[tok_tiny.number_of(data, "<|end|>")] & CONTROL
+    assert flags[last:] == [TokenFlag.UNUSED] * 7
+    assert flags[tok_tiny.number_of(data, "<|end|>")] & TokenFlag.CONTROL
     notes = tokenizer_notes(TokenizerSource(data), rows)
     assert len(notes) == 1
     assert "'<image>'" in notes[0]

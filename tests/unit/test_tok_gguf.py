@@ -8,18 +8,27 @@ import pytest
 
 import tok_native
 from gemmake.errors import CheckpointError
-from gemmake.load.tokenizer import tokenizer_json_from_gguf
+from gemmake.load.tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    tokenizer_json_from_gguf,
+)
 from gemmake.model import Generation, TokenizerSource
 from gemmake.passes.tokens import ALPHABET, compile_tokenizer
-
-NORMAL, CONTROL, USER, FILLER, BYTE = 1, 3, 4, 5, 6
 
 
 def score_based() -> dict[str, Any]:
     """A small vocabulary with scores."""
     rows = [("<pad>", CONTROL, -1000.0), ("<bos>", CONTROL, -1000.0), ("<unk>", CONTROL, -1000.0)]
     rows += [(f"<0x{byte:02X}>", BYTE, 0.0) for byte in range(256)]
-    rows += [("\n", USER, -1000.0), ("  ", USER, -1000.0), ("    ", USER, -1000.0)]
+    rows += [
+        ("\n", USER_DEFINED, -1000.0),
+        ("  ", USER_DEFINED, -1000.0),
+        ("    ", USER_DEFINED, -1000.0),
+    ]
     words = ("ab", "abc", "bc", "\u2581a", "a", "b", "c", "\u2581")
     rows += [(text, NORMAL, -float(i)) for i, text in enumerate(words)]
     tokens, types, scores = (list(column) for column in zip(*rows, strict=True))
@@ -41,7 +50,7 @@ def byte_level() -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [NORMAL] * (count + 2) + [CONTROL, FILLER],
+        "tokenizer.ggml.token_type": [NORMAL] * (count + 2) + [CONTROL, UNUSED],
         "tokenizer.ggml.merges": ["a b", "ab c"],
     }
 
