@@ -99,6 +99,10 @@ extern const gr_kernels gr_kernels_base;
 #if defined(__x86_64__)
 extern const gr_kernels gr_kernels_avx2;
 #endif
+#if defined(__aarch64__)
+extern const gr_kernels gr_kernels_neon, gr_kernels_neon_vec;
+extern const gr_kernels gr_kernels_dotprod, gr_kernels_i8mm;
+#endif
 #endif
 
 float gr_sqrtf(float x); /* gr_math.c: correctly rounded */

@@ -17,6 +17,12 @@ static const gr_level levels[] = { /* ascending; one name may have several table
 #if defined(__x86_64__)
     {&gr_kernels_avx2, GR_CPU_AVX2},
 #endif
+#if defined(__aarch64__)
+    {&gr_kernels_neon, GR_CPU_NEON},
+    {&gr_kernels_neon_vec, GR_CPU_NEON},
+    {&gr_kernels_dotprod, GR_CPU_NEON | GR_CPU_DOTPROD},
+    {&gr_kernels_i8mm, GR_CPU_NEON | GR_CPU_DOTPROD | GR_CPU_I8MM},
+#endif
 #endif
 };
 enum { LEVELS = sizeof levels / sizeof *levels };
