@@ -61,16 +61,9 @@ typedef enum gemrun_status {
     GEMRUN_E_SIGNATURE = -32,
     GEMRUN_E_MISSING = -33,  /* a section is absent, or unknown and required */
     GEMRUN_E_SECTION_CRC = -34,
-    GEMRUN_E_CONF = -35,
-    GEMRUN_E_LAYR = -36,
-    GEMRUN_E_SEGM = -37,
-    GEMRUN_E_TENS = -38,
-    GEMRUN_E_PLAN = -39,
-    GEMRUN_E_ROPE = -40,
-    GEMRUN_E_TOKN = -41,
-    GEMRUN_E_TMPL = -42,
-    GEMRUN_E_THRM = -43,
-    GEMRUN_E_TEST = -44,
+    GEMRUN_E_CONF = -35, GEMRUN_E_LAYR = -36, GEMRUN_E_SEGM = -37, GEMRUN_E_TENS = -38,
+    GEMRUN_E_PLAN = -39, GEMRUN_E_ROPE = -40, GEMRUN_E_TOKN = -41, GEMRUN_E_TMPL = -42,
+    GEMRUN_E_THRM = -43, GEMRUN_E_TEST = -44, /* a record of that section is wrong */
     GEMRUN_E_RAM = -45,      /* memory figures disagree with the records */
     GEMRUN_E_WEIGHTS_CRC = -46,
     GEMRUN_E_ROOT = -47,     /* root digest disagrees (Python reader) */
@@ -109,8 +102,12 @@ typedef struct gemrun_config {
     uint32_t allow_foreign_board;/* 1: open although built for another known board */
     uint32_t ignore_memory;      /* 1: do not refuse when less memory is available than declared */
     uint32_t lock_memory;        /* 1: mlock; failure is a warning in gemrun_stats.locked_bytes */
-    const char *kernel;          /* force a kernel by name ("scalar", "avx2"); NULL: the best */
-    uint32_t reserved[8];
+    const char *kernel;          /* force "scalar", "avx2", .. or "GEMV/GEMM"; NULL: GEMRUN_KERNEL
+                                  * of the environment, else the best */
+    uint32_t decode_threads;     /* of one token at a time, 1..8; default, and at most: threads */
+    uint32_t balance;            /* 0: pieces of work by turns where cores differ, 1: never,
+                                  * 2: always; no result depends on it */
+    uint32_t reserved[6];
 } gemrun_config;
 
 /* How to sample and when to stop. Start from gemrun_request_default(ctx). */

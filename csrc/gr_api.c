@@ -7,6 +7,7 @@
 
 #include "gr_check.h"
 #include "gr_ctx.h"
+#include "gr_feature.h"
 #include "gr_text.h"
 
 enum { TABLES_AT = GR_ENGINE_FIXED - GR_TABLES_FIXED, PAGE = 4096,
@@ -99,6 +100,10 @@ static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, g
     for (uint32_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
         if (switches[i] > 1)
             return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_WEIGHTS_CHECK + i, 1, switches[i]);
+    if (q->decode_threads > GB_MAX_THREADS)
+        return gr_fail(e, GEMRUN_E_THREADS, GR_F_DECODE_THREADS, GB_MAX_THREADS, q->decode_threads);
+    if (q->balance > 2)
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_BALANCE, 2, q->balance);
     return q->threads > GB_MAX_THREADS
                ? gr_fail(e, GEMRUN_E_THREADS, GR_F_THREADS, GB_MAX_THREADS, q->threads)
                : GEMRUN_OK;
@@ -116,22 +121,11 @@ static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *
     gr_engine *e = &ctx->e;
     uint32_t planned = e->v.conf.threads, cores = gr_port_cores("");
     e->threads = q->threads ? q->threads : cores < planned ? cores : planned;
-    return q->thread_affinity ? gr_take_cores(ctx, q) : GEMRUN_OK;
-}
-
-static gemrun_status choose_kernels(gemrun_context_t *ctx, const char *wanted)
-{
-    gr_kernels *k = &ctx->kern;
-    if (!gr_kernels_pick(k, wanted ? wanted : gr_port_kernel()))
-        return gr_fail(&ctx->e.err, GEMRUN_E_KERNEL, 0, 0, 0);
-    size_t first = strlen(k->gemv_name), second = strlen(k->gemm_name); /* a name has at most 15 */
-    memcpy(ctx->kernel, k->gemv_name, first);
-    if (k->gemv_name != k->gemm_name) {
-        ctx->kernel[first] = '/';
-        memcpy(ctx->kernel + first + 1, k->gemm_name, second);
-    }
-    ctx->e.kern = k;
-    return GEMRUN_OK;
+    gemrun_status st = q->thread_affinity ? gr_take_cores(ctx, q) : GEMRUN_OK;
+    bool fewer = q->decode_threads > 0 && q->decode_threads < e->threads;
+    e->decode_threads = fewer ? q->decode_threads : e->threads;
+    e->balance = q->balance == 2 || (q->balance == 0 && e->threads > 1 && gr_port_uneven(""));
+    return st;
 }
 
 /* Everything of the config that the artifact has a say in. */
@@ -145,7 +139,8 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
         return gr_fail(&e->err, GEMRUN_E_CONTEXT, 0, e->context, c->context);
     if (e->chunk > c->chunk)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BATCH, c->chunk, e->chunk);
-    gemrun_status st = choose_kernels(ctx, q->kernel);
+    e->chunk = e->chunk < GR_STEP_MAX ? e->chunk : GR_STEP_MAX;
+    gemrun_status st = gr_take_kernels(ctx, q->kernel);
     return st == GEMRUN_OK ? choose_threads(ctx, q) : st;
 }
 
@@ -200,7 +195,6 @@ static gemrun_status start_threads(gemrun_context_t *ctx, const gemrun_config *q
     ctx->pinned = gr_bind(ctx); /* thread 0 is whoever runs the model: try it once, to report it */
     gr_unpin(ctx);
     e->team = (gr_team *)(void *)((uint8_t *)ctx + gr_align(sizeof *ctx, GB_LINE));
-    e->decode_threads = e->threads;
     return gr_team_start(e->team, e->threads, q->thread_affinity, &e->err);
 }
 
@@ -252,7 +246,6 @@ static gemrun_status open_image(gemrun_context_t **out, gr_map image, bool owned
         apply_config, check_memory, take_memory, start_threads};
     for (size_t i = 0; st == GEMRUN_OK && i < sizeof steps / sizeof steps[0]; i++)
         st = steps[i](ctx, q);
-    st = st == GEMRUN_OK ? gr_model_bind(&ctx->e) : st;
     if (st != GEMRUN_OK) {
         *e = ctx->e.err;
         ctx->image = (gr_map){0}; /* stays with the caller */

@@ -26,6 +26,8 @@ uint64_t gr_port_now(void); /* nanoseconds of a clock that never jumps */
 uint64_t gr_port_memory(const char *root);
 /* Processors of the thread's affinity mask and of the CPU quota, rounded down, at least 1. */
 uint32_t gr_port_cores(const char *root);
+/* Do the processors that the thread may use differ in speed by more than an eighth? */
+bool gr_port_uneven(const char *root);
 uint64_t gr_port_affinity(void); /* of the calling thread, the first 64 processors */
 /* Bind the calling thread to the processors of `mask`, until unpin on this thread; false: it is
  * not bound. A thread that is bound already costs no system call. */

@@ -366,6 +366,29 @@ uint32_t gr_port_cores(const char *root)
     return cores < 1 ? 1 : (uint32_t)cores;
 }
 
+/* Arm systems tell every core's capacity; elsewhere the highest clock has to do. */
+bool gr_port_uneven(const char *root)
+{
+    static const char *const files[] = {"cpu_capacity", "cpufreq/cpuinfo_max_freq"};
+    uint64_t mask = gr_port_affinity(), none = GR_TOO_BIG;
+    for (size_t f = 0; f < sizeof files / sizeof files[0]; f++) {
+        uint64_t least = none, most = 0;
+        for (unsigned i = 0; i < 64; i++) {
+            char dir[PATH_SIZE];
+            snprintf(dir, sizeof dir, "%s/sys/devices/system/cpu/cpu%u", root, i);
+            uint64_t n = mask >> i & 1 ? file_number(dir, files[f], "", none) : none;
+            if (n != none) {
+                least = n < least ? n : least;
+                most = n > most ? n : most;
+            }
+        }
+        if (most > 0) {
+            return most - least > most / 8;
+        }
+    }
+    return false;
+}
+
 /* ---- processor ---- */
 
 #if defined(__x86_64__) || defined(__i386__)

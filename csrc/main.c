@@ -13,6 +13,7 @@
 
 #include "gemrun.h"
 #include "gr_port.h"
+#include "tune.h"
 
 enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN = 8,
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
@@ -20,7 +21,8 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
 typedef struct options {
     const char *path, *prompt, *system, *kernel;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
-    uint32_t help, version, ignore_memory, lock_memory;
+    uint32_t help, version, ignore_memory, lock_memory, tune;
+    uint64_t decode_threads, balance;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
     bool seen_top_k, seen_temperature, seen_top_p, seen_min_p, seen_penalty, seen_seed;
@@ -63,6 +65,10 @@ static const struct option {
      "MS  end after this time (none)"},
     {"--threads", NUMBER, AT(threads), 0, 1, 8,
      "N  threads (the cores granted, at most the model's plan)"},
+    {"--decode-threads", NUMBER, AT(decode_threads), 0, 1, 8,
+     "N  of them for one token at a time (as --tune found, else all)"},
+    {"--balance", NUMBER, AT(balance), 0, 0, 2,
+     "B  work in pieces: 0 where cores differ, 1 never, 2 always (0)"},
     {"--affinity", MASK, AT(affinity), 0, 1, UINT64_MAX,
      "MASK  pin one thread per set bit, as 0x3 (none)"},
     {"--kv-cache-size", NUMBER, AT(kv_cache_size), 0, 1, UINT32_MAX,
@@ -77,6 +83,7 @@ static const struct option {
     {"--json", FLAG, AT(json), 0, 0, 0, "print one JSON object with text, tokens and figures"},
     {"--info", FLAG, AT(info), 0, 0, 0, "print what the artifact is, and end"},
     {"--run-tests", FLAG, AT(run_tests), 0, 0, 0, "replay the stored test vectors, and end"},
+    {"--tune", FLAG, AT(tune), 0, 0, 0, "measure how many threads pay here, keep it, and end"},
     {"--check-weights", FLAG, AT(check_weights), 0, 0, 0, "check the weights' checksum too"},
     {"--version", FLAG, AT(version), 0, 0, 0, "print the version, and end"},
     {"--help", FLAG, AT(help), 0, 0, 0, "or -h: print this, and end"},
@@ -279,7 +286,7 @@ static int parse(int argc, char **argv, options *o)
     if (!o->path) {
         return usage("MODEL.gembin", "no file given");
     }
-    if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights) {
+    if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights || o->tune) {
         return 0;
     }
     fprintf(stderr, "gemrun: %s: nothing to do; try --prompt TEXT, --interactive or --info\n",
@@ -465,7 +472,7 @@ static void print_stats(const gemrun_stats *s)
             s->prefill_tps, s->kv_used, s->kv_size, (double)s->ram_total * 1e-6, s->threads);
 }
 
-static int print_info(gemrun_context_t *ctx)
+static int print_info(gemrun_context_t *ctx, const options *o)
 {
     static const char *const kinds[] = {"f32", "f16", "int8"};
     gemrun_info f = {.size = sizeof f};
@@ -491,6 +498,13 @@ static int print_info(gemrun_context_t *ctx)
     printf("kernel     %s; this processor runs", f.kernel);
     for (uint32_t i = 0; gr_kernels_at(i); i++) {
         printf("%s %s", i ? "," : "", gr_kernels_at(i));
+    }
+    const tuning t = tune_read();
+    if (t.threads > 0) {
+        printf("\ntuned      %u of %u threads decode, work %s", t.decode_threads, t.threads,
+               t.balance == 2 ? "in pieces" : "in even shares");
+    } else {
+        printf("\ntuned      no; gemrun %s --tune finds how many threads pay", o->path);
     }
     putchar('\n');
     printf("memory     %llu bytes: weights %llu, tables %llu, arena %llu, KV %llu, engine %llu, "
@@ -764,6 +778,8 @@ static int run(int argc, char **argv)
     }
     gemrun_config c = gemrun_config_default();
     c.threads = (uint32_t)o.threads;
+    c.decode_threads = (uint32_t)o.decode_threads;
+    c.balance = (uint32_t)o.balance;
     c.thread_affinity = o.affinity;
     c.kv_cache_size = (uint32_t)o.kv_cache_size;
     c.prefill_batch_size = (uint32_t)o.batch;
@@ -771,6 +787,11 @@ static int run(int argc, char **argv)
     c.ignore_memory = o.ignore_memory;
     c.lock_memory = o.lock_memory;
     c.weights_check = o.check_weights ? GEMRUN_WEIGHTS_FULL : GEMRUN_WEIGHTS_UNCHECKED;
+    if (o.tune) {
+        return tune_run(o.path, &c);
+    }
+    const tuning known = tune_read();
+    tune_apply(&known, &c);
     gemrun_context_t *ctx = NULL;
     gemrun_status st = gemrun_open(&ctx, o.path, &c);
     if (st != GEMRUN_OK) {
@@ -780,7 +801,7 @@ static int run(int argc, char **argv)
         fprintf(stderr, "weights: checksum agrees\n");
     }
     code = check_options(ctx, &o);
-    code = code == 0 && o.info ? print_info(ctx) : code;
+    code = code == 0 && o.info ? print_info(ctx, &o) : code;
     code = code == 0 && o.run_tests ? run_tests(ctx) : code;
     code = code == 0 && o.interactive ? converse(ctx, &o) : code;
     code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;

@@ -30,6 +30,8 @@ CONFIG_RANGES = {
     "kv_cache_size": (1, INT32_MAX),
     "prefill_batch_size": (1, INT32_MAX),
     "threads": (1, 8),
+    "decode_threads": (1, 8),
+    "balance": (0, 2),
     "thread_affinity": (0, UINT64_MAX),
 }
 SWITCHES = ("weights_check", "allow_foreign_board", "ignore_memory", "lock_memory")

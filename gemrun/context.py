@@ -43,6 +43,8 @@ class Config(TypedDict, total=False):
     kv_cache_size: int  # tokens, 1 to the compiled context, which is the default
     prefill_batch_size: int  # tokens per prefill step, 1 to the compiled number
     threads: int  # 1 to 8
+    decode_threads: int  # of one token at a time, 1 to `threads`, which is the default
+    balance: int  # threads take work in pieces: 0 where cores differ, 1 never, 2 always
     thread_affinity: int  # bit i: core i may be used, one thread pinned per set bit; 0: none
     weights_check: bool  # compare the weights' checksum too
     allow_foreign_board: bool

@@ -778,6 +778,20 @@ static void test_groups(void)
     write_file(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "65536\n");
     write_file(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "70000\n");
     CHECK(gr_port_memory(root) == 0);
+    uint64_t mask = gr_port_affinity();
+    for (unsigned i = 0, found = 0; i < 64 && gr_nth_bit(mask, 1) != 0; i++) {
+        if (mask >> i & 1) { /* the first core is a little one */
+            char name[80];
+            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cpu_capacity", i);
+            write_file(root, name, found++ ? "1024\n" : "420\n");
+            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cpufreq/cpuinfo_max_freq", i);
+            write_file(root, name, found == 1 ? "3000000\n" : "3100000\n");
+        }
+    }
+    CHECK(gr_port_uneven(root) == (gr_nth_bit(mask, 1) != 0));
+    snprintf(command, sizeof command, "rm %s/sys/devices/system/cpu/cpu*/cpu_capacity", root);
+    CHECK(gr_nth_bit(mask, 1) == 0 || system(command) == 0);
+    CHECK(!gr_port_uneven(root)); /* clocks a thirtieth apart are equal */
     snprintf(command, sizeof command, "rm -r %s", root);
     CHECK(system(command) == 0);
 }

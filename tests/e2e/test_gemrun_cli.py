@@ -157,6 +157,8 @@ RANGES = {
     "--ban": (("200", "100000"), "0 to 199"),
     "--deadline-ms": (("0",), "1 to 18446744073709"),
     "--threads": (("0", "9"), "1 to 8"),
+    "--decode-threads": (("0", "9"), "1 to 8"),
+    "--balance": (("-1", "3"), "0 to 2"),
     "--affinity": (("0", "0x10000000000000000"), "0x1 to 0xffffffffffffffff"),
     "--kv-cache-size": (("0",), "1 to 4294967295"),
     "--prefill-batch-size": (("0",), "1 to 4294967295"),
