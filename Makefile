@@ -7,7 +7,8 @@ VENV ?= .venv
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 PYTEST_ARGS ?=
-FUZZ_COUNT ?= 20000
+FUZZ_COUNT ?= 200000
+FUZZ_BOTH ?= 20000
 FUZZ_SEED ?= 1
 SOAK_RUNS ?= 10
 BIN := $(abspath $(VENV))/bin
@@ -58,9 +59,13 @@ sanitize:
 pytest:
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# Damaged artifacts under sanitizers: FUZZ_COUNT of each golden file.
-fuzz: sanitize
+# Damaged artifacts: FUZZ_COUNT of each golden file through the C reader under sanitizers, then
+# FUZZ_BOTH through the Python reader and the engine, which have to agree.
+fuzz: native
+	@$(LOCKED) cmake --preset sanitize --log-level=WARNING > build/configure.log
+	@$(LOCKED) cmake --build build/sanitize --target fuzz_open
 	@build/sanitize/fuzz_open $(FUZZ_COUNT) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
+	@cd tests && $(BIN)/python -m fuzz.run $(FUZZ_BOTH) $(FUZZ_SEED)
 
 bench:
 	@$(BIN)/python tools/demo.py --model "$$MODEL" --bench
