@@ -15,7 +15,10 @@ static const gr_level levels[] = { /* ascending; one name may have several table
     {&gr_kernels_base, 0},
 #ifndef GR_BASE_ONLY
 #if defined(__x86_64__)
+    {&gr_kernels_ref_avx2, GR_CPU_AVX2},
     {&gr_kernels_avx2, GR_CPU_AVX2},
+    {&gr_kernels_avx_vnni, GR_CPU_AVX2 | GR_CPU_AVX_VNNI},
+    {&gr_kernels_avx512, GR_CPU_AVX2 | GR_CPU_AVX512_VNNI},
 #endif
 #if defined(__aarch64__)
     {&gr_kernels_neon, GR_CPU_NEON},
@@ -84,9 +87,10 @@ bool gr_kernels_pick(gr_kernels *out, const char *name)
 const char *gr_kernels_at(uint32_t i)
 {
     for (uint32_t k = 0; k < LEVELS; k++) {
-        bool first = k == 0 || levels[k].table->name != levels[k - 1].table->name;
+        const char *name = levels[k].table->name;
+        bool first = k == 0 || !is_named(levels[k - 1].table, name, strlen(name));
         if (first && runs(levels + k) && i-- == 0)
-            return levels[k].table->name;
+            return name;
     }
     return NULL;
 }

@@ -8,7 +8,7 @@
 #include "gr_internal.h"
 #include "gr_kern.h"
 
-enum { COLS = 360, GROUPS = 12, TOKENS = 7, PANELS = 3, ROWS = 16 * PANELS, MOST = 1 << 17 };
+enum { COLS = 360, GROUPS = 12, TOKENS = 41, PANELS = 3, ROWS = 16 * PANELS, MOST = 1 << 17 };
 
 static int failures;
 static uint32_t seed = 7;
@@ -74,9 +74,10 @@ static void make(product *p, const uint32_t *format, const uint32_t *groups, uin
         float w = draw_float(1.0f);
         memcpy(p->data + 4 * i, &w, 4);
     }
-    for (size_t i = 0; i < MOST / 2 && (format[0] == GB_FMT_F16 || format[0] == GB_FMT_Q4RAW_F16 ||
-                                        format[0] == GB_FMT_Q4RAW_BF16); i++)
-        p->data[2 * i + 1] &= 0xBF; /* exponents of halves below infinity */
+    for (uint32_t f = 0; f < count; f++)
+        for (size_t i = 1; i < MOST && (format[f] == GB_FMT_F16 || format[f] == GB_FMT_Q4RAW_F16 ||
+                                        format[f] == GB_FMT_Q4RAW_BF16); i += 2)
+            p->data[i] &= 0xBF; /* exponents of halves below infinity */
     for (uint32_t r = 0; r < ROWS && !floats; r++) {
         float super = draw_float(1e-3f);
         memcpy(p->data + p->m.panel * (r / 16) + 4 * (r % 16), &super, 4);
@@ -136,7 +137,7 @@ static float by_the_book(const product *p, uint32_t panel, uint32_t row, uint32_
                 for (uint32_t j = 0; j < 32; j++) {
                     int32_t x = p->codes[(t * GROUPS + g + k) * 32 + j];
                     dot += nibble(high, row, j) * x;
-                    if (f == GB_FMT_Q8 || f == GB_FMT_Q8_ROWS)
+                    if (f == GB_FMT_Q8 || (f == GB_FMT_Q8_ROWS && p->m.low))
                         dot_low += nibble(second, row, j) * x;
                 }
                 float d = (float)(16 * dot + dot_low - zero * asum);
@@ -147,31 +148,53 @@ static float by_the_book(const product *p, uint32_t panel, uint32_t row, uint32_
     return super * acc;
 }
 
-static void test_product(const gr_kernels *kern, product *p, const char *what)
+typedef struct results {
+    float y[TOKENS][ROWS];
+} results;
+
+/* All tokens, at most `some` in a call, of `width` rows at most `step` in a call. */
+static void multiply(gr_product f, const product *p, uint32_t some, uint32_t width, uint32_t step,
+                     results *out)
 {
-    enum { LD = 40 }; /* fewer than ROWS columns are wanted: the last panel is cut */
-    static float want[TOKENS][LD], got[TOKENS][LD];
+    memset(out, 0, sizeof *out);
+    for (uint32_t t = 0; t < TOKENS; t += some)
+        for (uint32_t c = 0; c < width; c += step)
+            f(&p->m, &p->a, c / 16, t, TOKENS - t < some ? TOKENS - t : some,
+              width - c < step ? width - c : step, out->y[t] + c, ROWS);
+}
+
+static void expect_rows(const results *want, const results *got, uint32_t width, const char *name,
+                        const char *what)
+{
+    static const float nothing[ROWS];
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        expect_same(want->y[t], got->y[t], width * sizeof(float), name, what);
+        expect_same(nothing, got->y[t] + width, (ROWS - width) * sizeof(float), name,
+                    "what stands behind a product");
+    }
+}
+
+static void test_product(const gr_kernels *kern, const product *p, const char *what)
+{
+    static results want, got;
     for (uint32_t t = 0; t < TOKENS; t++)
-        for (uint32_t r = 0; r < LD; r++)
-            want[t][r] = by_the_book(p, r / 16, r % 16, t);
+        for (uint32_t r = 0; r < ROWS; r++)
+            want.y[t][r] = by_the_book(p, r / 16, r % 16, t);
     bool floats = p->seg[0].format == GB_FMT_F32 || p->seg[0].format == GB_FMT_F16;
     gr_product many = floats ? kern->gemm_float : kern->gemm;
     gr_product one = floats ? kern->gemm_float : kern->gemv;
-    for (uint32_t some = 1; some <= TOKENS; some++) { /* every number of tokens left over */
-        memset(got, 0, sizeof got);
-        for (uint32_t t = 0; t < TOKENS; t += some)
-            many(&p->m, &p->a, 0, t, TOKENS - t < some ? TOKENS - t : some, LD, got[t], LD);
-        expect_same(want, got, sizeof want, kern->name, what);
+    for (uint32_t some = 1; some <= TOKENS; some++) { /* every number of tokens */
+        multiply(many, p, some, ROWS, ROWS, &got);
+        expect_rows(&want, &got, ROWS, kern->name, what);
     }
-    memset(got, 0, sizeof got);
-    for (uint32_t t = 0; t < TOKENS; t++)
-        one(&p->m, &p->a, 0, t, 1, LD, got[t], LD);
-    expect_same(want, got, sizeof want, kern->name, what);
-    memset(got, 0, sizeof got);
-    for (uint32_t t = 0; t < TOKENS; t++) /* panels one by one */
-        for (uint32_t c = 0; c < LD; c += 16)
-            one(&p->m, &p->a, c / 16, t, 1, LD - c < 16 ? LD - c : 16, got[t] + c, LD);
-    expect_same(want, got, sizeof want, kern->name, what);
+    for (uint32_t width = 1; width <= ROWS; width++) { /* every cut of the last panel */
+        multiply(many, p, 9, width, ROWS, &got);
+        expect_rows(&want, &got, width, kern->name, what);
+        multiply(one, p, 1, width, ROWS, &got);
+        expect_rows(&want, &got, width, kern->name, what);
+    }
+    multiply(one, p, 1, ROWS, 16, &got); /* panels one by one */
+    expect_rows(&want, &got, ROWS, kern->name, what);
 }
 
 static void test_products(const gr_kernels *kern)
@@ -185,30 +208,77 @@ static void test_products(const gr_kernels *kern)
         {"q4raw, bfloat16", {GB_FMT_Q4RAW_BF16}, {0}, 1},
         {"q8 body", {GB_FMT_Q8}, {0}, 1},
         {"q8 rows", {GB_FMT_Q8_ROWS}, {0}, 1},
+        {"q8 rows, one plane", {GB_FMT_Q8_ROWS}, {0}, 1},
         {"f32", {GB_FMT_F32}, {0}, 1},
         {"f16", {GB_FMT_F16}, {0}, 1},
         {"q4h, q8, q4h", {GB_FMT_Q4H, GB_FMT_Q8, GB_FMT_Q4H}, {1, 9}, 3},
+        {"q8, q4raw, q4h", {GB_FMT_Q8, GB_FMT_Q4RAW_F16, GB_FMT_Q4H}, {3, 2}, 3},
     };
     static product p;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         make(&p, cases[i].format, cases[i].groups, cases[i].count);
+        if (strcmp(cases[i].name, "q8 rows, one plane") == 0)
+            p.m.low = NULL;
         test_product(kern, &p, cases[i].name);
     }
 }
 
-/* 16-bit partial sums at their largest: all codes 15, all activations 127. */
+/* Sums at their largest: all codes 15, all activations of one sign, zero points at both ends.
+ * Then groups whose scale is 0, and groups whose activations are. */
 static void test_extremes(const gr_kernels *kern)
 {
     static product p;
-    make(&p, (uint32_t[]){GB_FMT_Q4H}, NULL, 1);
-    for (int sign = -1; sign <= 1; sign += 2) {
-        memset(p.data + 64, 0xFF, sizeof p.data - 64);
-        memset(p.data + p.m.panel, 0, 64), memset(p.data + 2 * p.m.panel, 0, 64);
-        memset(p.codes, sign * 127, sizeof p.codes);
-        for (uint32_t i = 0; i < TOKENS * GROUPS; i++)
-            p.asum[i] = sign * 127 * 32, p.sa[i] = 1.0f;
+    static const uint32_t formats[] = {GB_FMT_Q4H, GB_FMT_Q8, GB_FMT_Q8_ROWS};
+    for (uint32_t i = 0; i < 4 * sizeof formats / sizeof *formats; i++) {
+        uint32_t format = formats[i / 4];
+        int8_t code = i % 2 ? -127 : 127;
+        make(&p, &format, NULL, 1);
+        memset(p.data, 0xFF, sizeof p.data), memset(p.low, 0xFF, sizeof p.low);
+        for (uint32_t panel = 0; panel < PANELS; panel++) {
+            uint8_t *start = p.data + p.m.panel * panel;
+            for (uint32_t r = 0; r < 16; r++)
+                memcpy(start + 4 * r, &(float){1e-3f}, 4);
+            if (format == GB_FMT_Q4H && i % 4 >= 2) { /* zero points, and one group's scales */
+                memset(start + 64 + 8 * 272, 0, 8 * 16);
+                memset(start + 64 + 8 * 288 + 4 * 256, 0, 16);
+            }
+        }
+        memset(p.codes, code, sizeof p.codes);
+        for (uint32_t g = 0; g < TOKENS * GROUPS; g++)
+            p.asum[g] = code * 32, p.sa[g] = 1.0f;
+        memset(p.codes + 32 * GROUPS, 0, 32), p.asum[GROUPS] = 0, p.sa[GROUPS] = 0.0f;
         test_product(kern, &p, "largest sums");
     }
+}
+
+/* A row as long as the format allows in practice: the groups' order shows. */
+static void test_long_row(const gr_kernels *kern)
+{
+    enum { MANY = 1025, SOME = 9 };
+    static const gb_segment seg = {GB_FMT_Q4H, 0, MANY, 0};
+    uint8_t *data = calloc(1, 64 + 288 * MANY + 64);
+    int8_t *codes = malloc((size_t)SOME * MANY * 32);
+    float *sa = malloc(SOME * MANY * sizeof *sa), want[SOME][16], got[SOME][16];
+    int32_t *asum = calloc(SOME * MANY, sizeof *asum);
+    gr_mat m = {.data = data, .seg = &seg, .panel = 64 + 288 * MANY + 32, .seg_count = 1,
+                .cols = 32 * MANY, .groups = MANY};
+    gr_act a = {codes, sa, asum, NULL, 32 * MANY, MANY};
+    for (uint32_t i = 0; i < 64 + 288 * MANY; i++)
+        data[i] = (uint8_t)draw();
+    for (uint32_t r = 0; r < 16; r++)
+        memcpy(data + 4 * r, &(float){1e-4f}, 4);
+    for (uint32_t g = 0; g < SOME * MANY; g++) {
+        sa[g] = draw_float(1.0f);
+        for (uint32_t k = 32 * g; k < 32 * g + 32; k++)
+            codes[k] = (int8_t)((int)(draw() % 255) - 127), asum[g] += codes[k];
+    }
+    gr_kernels_base.gemm(&m, &a, 0, 0, SOME, 16, want[0], 16);
+    kern->gemm(&m, &a, 0, 0, SOME, 16, got[0], 16);
+    expect_same(want, got, sizeof want, kern->name, "long rows");
+    for (uint32_t t = 0; t < SOME; t++)
+        kern->gemv(&m, &a, 0, t, 1, 16, got[t], 16);
+    expect_same(want, got, sizeof want, kern->name, "long rows");
+    free(data), free(codes), free(sa), free(asum);
 }
 
 /* ---- everything else: the base table is the reference ---- */
@@ -331,6 +401,7 @@ static void test_table(const gr_kernels *kern)
 {
     test_products(kern);
     test_extremes(kern);
+    test_long_row(kern);
     test_elementwise(kern);
     test_activations(kern);
     for (uint32_t type = GB_KV_F32; type <= GB_KV_INT8; type++) {
