@@ -73,7 +73,9 @@ gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t 
 
 /* ---- what a minimal build has not; there a setting that needs it is refused ---- */
 #ifndef GR_MINIMAL
-void gr_copy_names(gemrun_context_t *ctx); /* gr_facts.c */
+/* gr_facts.c: names for people; the kernels of this processor, or those of a name. */
+void gr_copy_names(gemrun_context_t *ctx);
+gemrun_status gr_take_kernels(gemrun_context_t *ctx, const char *wanted);
 /* gr_cores.c: the config's affinity is checked; bind the calling thread (1: it is), for as long as
  * steps follow each other; a whole run gives it its cores back. */
 gemrun_status gr_take_cores(gemrun_context_t *ctx, const gemrun_config *q);
@@ -85,12 +87,25 @@ gemrun_status gr_adjust(gr_engine *e, const gemrun_request *q, float *logits, ui
 /* gr_generate.c: why a run must end before its next step. */
 uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r);
 #else
-#define gr_copy_names(ctx) ((void)0)
-#define gr_take_cores(ctx, q) gr_fail(&(ctx)->e.err, GEMRUN_E_THREADS, GR_F_AFFINITY, 0, 0)
-#define gr_bind(ctx) 0u
-#define gr_unpin(ctx) ((void)0)
+#define gr_copy_names(ctx) ((void)(ctx))
+#define gr_unpin(ctx) ((void)(ctx))
 #define gr_adjust(e, q, logits, rows) GEMRUN_OK
 #define gr_interrupted(ctx, r) ((r)->finish)
+static inline uint32_t gr_bind(const gemrun_context_t *ctx)
+{
+    return (void)ctx, 0;
+}
+
+static inline gemrun_status gr_take_kernels(gemrun_context_t *ctx, const char *wanted)
+{
+    return wanted ? gr_fail(&ctx->e.err, GEMRUN_E_KERNEL, 0, 0, 0) : GEMRUN_OK;
+}
+
+static inline gemrun_status gr_take_cores(gemrun_context_t *ctx, const gemrun_config *q)
+{
+    return gr_fail(&ctx->e.err, GEMRUN_E_THREADS, GR_F_AFFINITY, 0, q->thread_affinity);
+}
+
 static inline gemrun_status gr_check_lists(gr_engine *e, const gemrun_request *q)
 {
     bool changes = q->banned_count || q->bias_count || q->repetition_penalty != 1.0f;

@@ -11,6 +11,21 @@ void gr_copy_names(gemrun_context_t *ctx)
     memcpy(ctx->target, v->header.target, sizeof v->header.target);
 }
 
+gemrun_status gr_take_kernels(gemrun_context_t *ctx, const char *wanted)
+{
+    gr_kernels *k = &ctx->kern;
+    if (!gr_kernels_pick(k, wanted ? wanted : gr_port_kernel()))
+        return gr_fail(&ctx->e.err, GEMRUN_E_KERNEL, 0, 0, 0);
+    size_t first = strlen(k->gemv_name), second = strlen(k->gemm_name); /* a name has at most 15 */
+    memcpy(ctx->kernel, k->gemv_name, first);
+    if (k->gemv_name != k->gemm_name) {
+        ctx->kernel[first] = '/';
+        memcpy(ctx->kernel + first + 1, k->gemm_name, second);
+    }
+    ctx->e.kern = k;
+    return GEMRUN_OK;
+}
+
 gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
 {
     if (!ctx || !out || out->size != sizeof *out)

@@ -124,9 +124,6 @@ typedef struct gr_engine {
     void *capture_user;
 } gr_engine;
 
-/* Static facts of the model that gr_model.c derives once at open (tensor lookups). Must fit the
- * engine block; no allocation. Fails when a layer's tensors are incomplete. */
-gemrun_status gr_model_bind(gr_engine *e);
 /* One chunk (1..chunk tokens) at e->pos; the ring, e->pos and GB_BUF_IDS advance on success.
  * want: 0 no logits, 1 logits of the last token, 2 `fn` after every token. Non-finite values:
  * GEMRUN_E_NONFINITE, and the cache is as it was. */

@@ -644,35 +644,3 @@ gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count)
     e->logits_valid = false;
     return GEMRUN_OK;
 }
-
-/* ---- once, at open ---- */
-
-static bool complete(const gr_fwd *f) /* has the layer every tensor that its flags ask for? */
-{
-    static const uint8_t always[] = {GB_ROLE_ATTN_NORM, GB_ROLE_Q, GB_ROLE_K, GB_ROLE_V, GB_ROLE_O,
-                                     GB_ROLE_FFN_NORM, GB_ROLE_GATE_UP, GB_ROLE_DOWN};
-    bool ok = true;
-    for (uint32_t i = 0; i < sizeof always; i++)
-        ok &= f->t[always[i]] != NULL;
-    if (f->l->block == GB_BLOCK_SANDWICH)
-        ok &= f->t[GB_ROLE_POST_ATTN_NORM] && f->t[GB_ROLE_POST_FFN_NORM];
-    if (f->l->flags & GB_LAYERF_QK_NORM)
-        ok &= f->t[GB_ROLE_Q_NORM] && f->t[GB_ROLE_K_NORM];
-    if (f->l->flags & GB_LAYERF_QKV_BIAS)
-        ok &= f->t[GB_ROLE_Q_BIAS] && f->t[GB_ROLE_K_BIAS] && f->t[GB_ROLE_V_BIAS];
-    return ok;
-}
-
-gemrun_status gr_model_bind(gr_engine *e)
-{
-    for (uint32_t i = 0; i < e->v.plan_count; i++)
-        if (e->v.plans[i].kind <= GB_BUF_HIDDEN)
-            e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
-    gr_fwd f = {.e = e};
-    for (; f.layer < e->v.layer_count; f.layer++) {
-        find_tensors(&f);
-        if (!complete(&f))
-            return gr_fail(&e->err, GEMRUN_E_TENS, GB_SEC_TENS, f.l->tens_count, f.layer);
-    }
-    return GEMRUN_OK;
-}
