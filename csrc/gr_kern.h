@@ -93,7 +93,7 @@ typedef struct gr_kernels {
     void (*add)(float *x, const float *y, uint32_t n); /* x += y */
 } gr_kernels;
 
-/* gr_kern_ref.c, complete: everywhere, and a second time compiled for AVX2. */
+/* gr_kern_ref.c, complete: everywhere, and a second time compiled for better processors. */
 extern const gr_kernels gr_kernels_base;
 #ifndef GR_BASE_ONLY
 #if defined(__x86_64__)
@@ -103,6 +103,12 @@ extern const gr_kernels gr_kernels_avx_vnni, gr_kernels_avx512;
 #if defined(__aarch64__)
 extern const gr_kernels gr_kernels_neon, gr_kernels_neon_vec;
 extern const gr_kernels gr_kernels_dotprod, gr_kernels_i8mm;
+#endif
+#if defined(__arm__)
+extern const gr_kernels gr_kernels_vfpv4, gr_kernels_neon;
+#endif
+#if defined(__riscv)
+extern const gr_kernels gr_kernels_v, gr_kernels_rvv;
 #endif
 #endif
 

@@ -12,9 +12,18 @@
 #define GR_GLUE(a, b) GR_GLUE2(a, b)
 #define GR_TABLE GR_GLUE(gr_kernels_, GR_KERN_SUFFIX)
 #define GR_INLINE static inline __attribute__((always_inline))
+#if defined(__arm__) && defined(__ARM_NEON)
+#error "NEON flushes subnormal numbers: compile with -mfpu=vfpv3-d16 or -mfpu=vfpv4, without NEON"
+#endif
 #ifdef __AVX2__
 #define GR_NAME "avx2"
 enum { VB = 32 }; /* bytes of a vector */
+#elif defined(__arm__) && defined(__ARM_FEATURE_FMA)
+#define GR_NAME "neon" /* its float part, by VFPv4 */
+enum { VB = 16 };
+#elif defined(__riscv_v)
+#define GR_NAME "rvv"
+enum { VB = 16 };
 #else
 #define GR_NAME "scalar"
 enum { VB = 16 };

@@ -26,6 +26,14 @@ static const gr_level levels[] = { /* ascending; one name may have several table
     {&gr_kernels_dotprod, GR_CPU_NEON | GR_CPU_DOTPROD},
     {&gr_kernels_i8mm, GR_CPU_NEON | GR_CPU_DOTPROD | GR_CPU_I8MM},
 #endif
+#if defined(__arm__)
+    {&gr_kernels_vfpv4, GR_CPU_NEON},
+    {&gr_kernels_neon, GR_CPU_NEON},
+#endif
+#if defined(__riscv)
+    {&gr_kernels_v, GR_CPU_RVV},
+    {&gr_kernels_rvv, GR_CPU_RVV},
+#endif
 #endif
 };
 enum { LEVELS = sizeof levels / sizeof *levels };

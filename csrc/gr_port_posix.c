@@ -425,6 +425,17 @@ uint32_t gr_port_cpu(void)
     return cpu;
 }
 #else
+#if defined(__riscv)
+/* Some cores set the bit for the draft 0.7.1. It has no tail policy in vtype, so this vsetvli
+ * t0, zero, e8, m1, ta, ma leaves vl = 0 there; else t0 becomes the bytes of a register. */
+static bool has_vectors_1_0(void)
+{
+    register unsigned long bytes __asm__("t0");
+    __asm__ volatile(".4byte 0x0C0072D7" : "=r"(bytes));
+    return bytes >= 16;
+}
+#endif
+
 uint32_t gr_port_cpu(void)
 {
     uint32_t cpu = 0;
@@ -436,7 +447,7 @@ uint32_t gr_port_cpu(void)
 #elif defined(__arm__)
     cpu |= (getauxval(AT_HWCAP) >> 12 & 1) && (getauxval(AT_HWCAP) >> 16 & 1) ? GR_CPU_NEON : 0;
 #elif defined(__riscv)
-    cpu |= getauxval(AT_HWCAP) >> ('V' - 'A') & 1 ? GR_CPU_RVV : 0;
+    cpu |= getauxval(AT_HWCAP) >> ('V' - 'A') & 1 && has_vectors_1_0() ? GR_CPU_RVV : 0;
 #endif
     return cpu;
 }

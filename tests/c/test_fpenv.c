@@ -45,6 +45,38 @@ static uint64_t get_state(void)
     return bits;
 }
 static void set_state(uint64_t bits) { __asm__ volatile("msr fpcr, %0" : : "r"(bits)); }
+#elif defined(__arm__)
+static const mode modes[] = {
+    {"default", 0},
+    {"flush to zero", 1u << 24},
+    {"round down", 2u << 22},
+    {"round up", 1u << 22},
+    {"round to zero and flush", 3u << 22 | 1u << 24},
+};
+enum { RESULTS = 0x9F }; /* sticky flags; the flags of the last comparison are above */
+static uint64_t get_state(void)
+{
+    uint32_t bits;
+    __asm__ volatile("vmrs %0, fpscr" : "=r"(bits));
+    return bits & 0x0FFFFFFFu & ~(uint32_t)RESULTS;
+}
+static void set_state(uint64_t bits)
+{
+    __asm__ volatile("vmsr fpscr, %0" : : "r"((uint32_t)bits));
+}
+#elif defined(__riscv_flen)
+static const mode modes[] = {{"default", 0}, {"to zero", 1}, {"round down", 2}, {"round up", 3},
+                             {"ties away", 4}};
+static uint64_t get_state(void)
+{
+    unsigned long bits;
+    __asm__ volatile("frrm %0" : "=r"(bits));
+    return bits;
+}
+static void set_state(uint64_t bits)
+{
+    __asm__ volatile("fsrm %0" : : "r"((unsigned long)bits));
+}
 #else
 static const mode modes[] = {{"default", 0}};
 static uint64_t get_state(void) { return 0; }

@@ -11,7 +11,13 @@
 enum { COLS = 360, GROUPS = 12, TOKENS = 41, PANELS = 3, ROWS = 16 * PANELS, MOST = 1 << 17 };
 
 static int failures;
+static bool quick; /* fewer sizes: under emulation */
 static uint32_t seed = 7;
+
+static uint32_t next(uint32_t size)
+{
+    return size + 1 + (quick ? size / 2 : 0);
+}
 
 static uint32_t draw(void)
 {
@@ -183,11 +189,11 @@ static void test_product(const gr_kernels *kern, const product *p, const char *w
     bool floats = p->seg[0].format == GB_FMT_F32 || p->seg[0].format == GB_FMT_F16;
     gr_product many = floats ? kern->gemm_float : kern->gemm;
     gr_product one = floats ? kern->gemm_float : kern->gemv;
-    for (uint32_t some = 1; some <= TOKENS; some++) { /* every number of tokens */
+    for (uint32_t some = 1; some <= TOKENS; some = next(some)) { /* every number of tokens */
         multiply(many, p, some, ROWS, ROWS, &got);
         expect_rows(&want, &got, ROWS, kern->name, what);
     }
-    for (uint32_t width = 1; width <= ROWS; width++) { /* every cut of the last panel */
+    for (uint32_t width = 1; width <= ROWS; width = next(width)) { /* every last panel */
         multiply(many, p, 9, width, ROWS, &got);
         expect_rows(&want, &got, width, kern->name, what);
         multiply(one, p, 1, width, ROWS, &got);
@@ -229,7 +235,7 @@ static void test_extremes(const gr_kernels *kern)
 {
     static product p;
     static const uint32_t formats[] = {GB_FMT_Q4H, GB_FMT_Q8, GB_FMT_Q8_ROWS};
-    for (uint32_t i = 0; i < 4 * sizeof formats / sizeof *formats; i++) {
+    for (uint32_t i = 0; i < 4 * sizeof formats / sizeof *formats; i += quick ? 3 : 1) {
         uint32_t format = formats[i / 4];
         int8_t code = i % 2 ? -127 : 127;
         make(&p, &format, NULL, 1);
@@ -249,6 +255,20 @@ static void test_extremes(const gr_kernels *kern)
         memset(p.codes + 32 * GROUPS, 0, 32), p.asum[GROUPS] = 0, p.sa[GROUPS] = 0.0f;
         test_product(kern, &p, "largest sums");
     }
+}
+
+/* Nothing is flushed to zero: sums of subnormal numbers, which stay alone in the accumulators. */
+static void test_tiny_scales(const gr_kernels *kern)
+{
+    static product p;
+    make(&p, (uint32_t[]){GB_FMT_Q4RAW_BF16, GB_FMT_Q4H}, (uint32_t[]){3}, 2);
+    for (size_t i = 0; i < MOST / 2; i++)
+        p.data[2 * i + 1] &= 0x80; /* as bfloat16: below 2^-125 */
+    for (uint32_t r = 0; r < ROWS; r++)
+        memcpy(p.data + p.m.panel * (r / 16) + 4 * (r % 16), &(float){1.0f}, 4);
+    for (uint32_t i = 0; i < TOKENS * GROUPS; i++)
+        p.sa[i] = i % GROUPS < 3 ? 1e-6f : 0.0f;
+    test_product(kern, &p, "tiny scales");
 }
 
 /* A row as long as the format allows in practice: the groups' order shows. */
@@ -401,6 +421,7 @@ static void test_table(const gr_kernels *kern)
 {
     test_products(kern);
     test_extremes(kern);
+    test_tiny_scales(kern);
     test_long_row(kern);
     test_elementwise(kern);
     test_activations(kern);
@@ -430,16 +451,22 @@ static void test_choice(void)
         fprintf(stderr, "test_kern: %s: not a GEMV and a GEMM\n", both), failures++;
 }
 
-int main(void)
+/* test_kern [quick [KERNEL]]: all that this processor runs, or one. */
+int main(int argc, char **argv)
 {
+    uint32_t tested = 0;
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     test_choice();
     for (uint32_t i = 0; gr_kernels_at(i); i++) {
         gr_kernels k;
+        if (argc > 2 && strcmp(argv[2], gr_kernels_at(i)) != 0)
+            continue;
         if (!gr_kernels_pick(&k, gr_kernels_at(i)))
             fprintf(stderr, "test_kern: %s: listed, but not taken\n", gr_kernels_at(i)), failures++;
         test_table(&k);
+        tested++;
     }
-    if (failures)
-        fprintf(stderr, "test_kern: %d failures\n", failures);
-    return failures != 0;
+    if (failures || tested == 0)
+        fprintf(stderr, "test_kern: %d failures in %u kernels\n", failures, tested);
+    return failures != 0 || tested == 0;
 }
