@@ -12,7 +12,8 @@
  * nothing is allocated and no file is touched afterwards. The library has no global state; the
  * text of gemrun_last_error() belongs to the calling thread. A context does not survive fork: the
  * child may neither use nor destroy it. The file stays mapped: replace it by rename, never change
- * it in place. */
+ * it in place. A minimal build (GR_MINIMAL) has no calls with text, facts, cancel and regions; it
+ * refuses float weights or KV, bans, bias, penalty, affinity and named kernels by their codes. */
 #ifndef GEMRUN_H
 #define GEMRUN_H
 #include <stddef.h>

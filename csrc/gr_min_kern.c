@@ -1,7 +1,7 @@
 /* gr_min_kern.c: the kernels of a GR_MINIMAL build: NUMERICS.md in plain C, quantised formats only.
  *
  * Nothing here is made fast by hand, and nothing needs to know the processor: the bits are those of
- * every other kernel. Written without a look at them, it is also what they are compared with. */
+ * every other kernel. */
 #include "gr_min.h"
 
 enum { PANEL = GB_PANEL, GROUP = GB_GROUP, LANES = 16 };

@@ -46,7 +46,8 @@ def program(toolchain: Toolchain, main: Path, csrc: Path, folder: Path) -> Path:
     """Compile `main` with the engine of `csrc` into folder/name."""
     folder.mkdir(parents=True, exist_ok=True)
     include: tuple[str, ...] = (f"-I{csrc}",)
-    core = [p for p in sorted(csrc.glob("gr_*.c")) if not p.name.startswith("gr_kern_")]
+    other = ("gr_kern_", "gr_min_")
+    core = [p for p in sorted(csrc.glob("gr_*.c")) if not p.name.startswith(other)]
     jobs = [(path, path.stem, include) for path in (*core, main)]
     for source, name, flags in kernel_objects(csrc, toolchain.processor):
         jobs.append((source, name, (*include, *flags)))
