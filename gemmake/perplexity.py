@@ -260,7 +260,7 @@ def measure(
 ) -> Result:
     """Run all windows. `text_bytes` gives the UTF-8 bytes of ids."""
     reporter = reporter or Silent()
-    reporter.start("perplexity", sum(len(w) for w in cut))
+    reporter.start("windows of text", sum(len(w) for w in cut))
     tally = _Tally(reporter)
     for ids in cut:
         tally.window(ids, source, reference)

@@ -1,9 +1,11 @@
 """Perplexity of an artifact, and of its checkpoint in float32 beside it.
 
-    python tools/perplexity.py model.gembin --text handbook.txt
-    python tools/perplexity.py model.gembin --text FILE --reference transformers --model CHECKPOINT
+    python tools/perplexity.py model.gembin --text TEXT
+    python tools/perplexity.py model.gembin --text TEXT --reference transformers --model CHECKPOINT
 
-`--text` is a UTF-8 file, or a folder of the Debian handbook's HTML pages (tools/handbook.py).
+TEXT is a UTF-8 file, or a folder of the Debian handbook's HTML pages, as `python tools/fetch.py
+handbook-en` fetches and names it (tools/handbook.py). The reference needs the environment of
+`make dev` or `make test`; an artifact alone needs only that of `make demo`.
 """
 
 from __future__ import annotations
@@ -51,7 +53,13 @@ class Perplexity(console.Command):
 
 @click.command("perplexity", cls=Perplexity, context_settings={"max_content_width": 100})
 @click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--text", "text_path", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--text",
+    "text_path",
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="UTF-8 file, or the folder of the handbook's pages.",
+)
 @click.option("--windows", default=8, show_default=True, help="Windows from the start of the text.")
 @click.option("--length", default=1024, show_default=True, help="Tokens of a window, bos included.")
 @click.option("--reference", type=click.Choice(["transformers"]), help="Measure --model beside it.")
