@@ -1,6 +1,7 @@
 /* fuzz_open.c: throws damaged artifacts at the reader and runs some of what it accepts.
  *
- *     fuzz_open COUNT SEED FILE...     COUNT mutations of each file; ends with lines of figures
+ *     fuzz_open COUNT SEED FILE...     COUNT mutations of each file; ends with lines of figures,
+ *                                      also after Ctrl-C or SIGTERM
  *
  * All in memory and in one process: an image is damaged where it lies, read, and mended again. In
  * three of four images the checksums are made right after the damage, otherwise every run would
@@ -9,6 +10,7 @@
  * finding is an abort. Times are told and decide nothing. */
 #define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -246,6 +248,13 @@ static void once(room seed, uint8_t *image, figures *f)
     }
 }
 
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int number)
+{
+    stopped = number;
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -257,7 +266,7 @@ static void fuzz_file(room seed, uint64_t count, figures *f)
 {
     room image = room_of(seed.size);
     memcpy(image.bytes, seed.bytes, seed.size);
-    for (double start = now(), shown = start; count > 0; count--) {
+    for (double start = now(), shown = start; count > 0 && !stopped; count--) {
         once(seed, image.bytes, f);
         if (f->images % 65536 == 0 && now() - shown >= 10) {
             shown = now();
@@ -276,10 +285,12 @@ int main(int argc, char **argv)
         fputs("usage: fuzz_open COUNT SEED FILE...\n", stderr);
         return 2;
     }
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     state = strtoull(argv[2], NULL, 10) * 2 + 1;
     tables = room_of(TABLES);
     memory = room_of(MEMORY);
-    for (int i = 3; i < argc; i++) {
+    for (int i = 3; i < argc && !stopped; i++) {
         room seed = slurp(argv[i]);
         if (!seed.bytes) {
             fprintf(stderr, "fuzz_open: %s: cannot be read, or is no artifact; check the path\n",
