@@ -1,5 +1,6 @@
 /* gr_blocks.h: a panel of quantised weights as its blocks, for kernels: up to 8 groups of one
- * format each, in the order of the bytes. It knows the layout (FORMAT.md); kernels do arithmetic. */
+ * format each, in the order of the bytes. This file knows the layout (FORMAT.md), so that kernels
+ * only compute. */
 #ifndef GR_BLOCKS_H
 #define GR_BLOCKS_H
 

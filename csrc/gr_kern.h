@@ -97,8 +97,8 @@ typedef struct gr_kernels {
 extern const gr_kernels gr_kernels_base;
 #ifndef GR_BASE_ONLY
 #if defined(__x86_64__)
-extern const gr_kernels gr_kernels_ref_avx2, gr_kernels_avx2;
-extern const gr_kernels gr_kernels_avx_vnni, gr_kernels_avx512;
+extern const gr_kernels gr_kernels_avx2_lanes, gr_kernels_avx2;
+extern const gr_kernels gr_kernels_avx_vnni, gr_kernels_avx512_lanes, gr_kernels_avx512;
 #endif
 #if defined(__aarch64__)
 extern const gr_kernels gr_kernels_neon, gr_kernels_neon_vec;

@@ -1,6 +1,7 @@
 /* gr_kern_avx2.c: products for AVX2 with FMA and F16C, compiled a second time with AVX-VNNI.
  *
- * A register holds 8 rows, half a panel. The two builds differ in how they sum products of bytes: see `dots`. */
+ * A register holds 8 rows, half a panel. The two builds differ in how they sum products of bytes:
+ * see `dots`. */
 #include <immintrin.h>
 
 #include "gr_blocks.h"

@@ -2,10 +2,7 @@
  *
  * Compiled once for every instruction set with its own GR_KERN_SUFFIX; the compiler vectorises. A
  * lane is always a row, a position or an output, so no width shows in a result. Integer sums may
- * be made in any order; a float sum has exactly the order that NUMERICS.md gives.
- *
- * GR_PRODUCTS_ELSEWHERE: another object of this instruction set has the quantised products; they
- * are left out. */
+ * be made in any order; a float sum has exactly the order that NUMERICS.md gives. */
 #include "gr_kern.h"
 
 #define GR_GLUE2(a, b) a##b
@@ -15,12 +12,9 @@
 #if defined(__arm__) && defined(__ARM_NEON)
 #error "NEON flushes subnormal numbers: compile with -mfpu=vfpv3-d16 or -mfpu=vfpv4, without NEON"
 #endif
-#ifdef __AVX2__
-#define GR_NAME "avx2"
-enum { VB = 32 }; /* bytes of a vector */
-#elif defined(__arm__) && defined(__ARM_FEATURE_FMA)
+#if defined(__arm__) && defined(__ARM_FEATURE_FMA)
 #define GR_NAME "neon" /* its float part, by VFPv4 */
-enum { VB = 16 };
+enum { VB = 16 }; /* bytes of a vector */
 #elif defined(__riscv_v)
 #define GR_NAME "rvv"
 enum { VB = 16 };
@@ -323,13 +317,11 @@ GR_INLINE void tiles(bool floats, const gr_mat *m, const gr_act *a, uint32_t fir
     }
 }
 
-#ifndef GR_PRODUCTS_ELSEWHERE
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     tiles(false, m, a, first, token, tokens, width, y, ldy);
 }
-#endif
 
 static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                          uint32_t tokens, uint32_t width, float *y, size_t ldy)
@@ -656,12 +648,9 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
 }
 
 const gr_kernels GR_TABLE = {
-    .name = GR_NAME,
-#ifndef GR_PRODUCTS_ELSEWHERE
-    .gemv = k_gemm, .gemm = k_gemm,
-#endif
-    .gemm_float = k_gemm_float, .act = k_act, .norm = k_norm, .norm_act = k_norm_act,
-    .glu = k_glu, .rope = k_rope, .quantise = k_quantise, .score = k_score,
-    .score_float = k_score_float, .value = k_value, .value_float = k_value_float, .softmax = k_softmax, .finite = k_finite,
+    .name = GR_NAME, .gemv = k_gemm, .gemm = k_gemm, .gemm_float = k_gemm_float, .act = k_act,
+    .norm = k_norm, .norm_act = k_norm_act, .glu = k_glu, .rope = k_rope, .quantise = k_quantise,
+    .score = k_score, .score_float = k_score_float, .value = k_value,
+    .value_float = k_value_float, .softmax = k_softmax, .finite = k_finite,
     .softcap = k_softcap, .add = k_add,
 };

@@ -15,9 +15,10 @@ static const gr_level levels[] = { /* ascending; one name may have several table
     {&gr_kernels_base, 0},
 #ifndef GR_BASE_ONLY
 #if defined(__x86_64__)
-    {&gr_kernels_ref_avx2, GR_CPU_AVX2},
+    {&gr_kernels_avx2_lanes, GR_CPU_AVX2},
     {&gr_kernels_avx2, GR_CPU_AVX2},
     {&gr_kernels_avx_vnni, GR_CPU_AVX2 | GR_CPU_AVX_VNNI},
+    {&gr_kernels_avx512_lanes, GR_CPU_AVX2 | GR_CPU_AVX512_VNNI},
     {&gr_kernels_avx512, GR_CPU_AVX2 | GR_CPU_AVX512_VNNI},
 #endif
 #if defined(__aarch64__)
