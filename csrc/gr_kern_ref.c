@@ -2,7 +2,10 @@
  *
  * Compiled once for every instruction set with its own GR_KERN_SUFFIX; the compiler vectorises. A
  * lane is always a row, a position or an output, so no width shows in a result. Integer sums may
- * be made in any order; a float sum has exactly the order that NUMERICS.md gives. */
+ * be made in any order; a float sum has exactly the order that NUMERICS.md gives.
+ *
+ * GR_PRODUCTS_ELSEWHERE: another object of this instruction set has the quantised products; they
+ * are left out. */
 #include "gr_kern.h"
 
 #define GR_GLUE2(a, b) a##b
@@ -317,11 +320,13 @@ GR_INLINE void tiles(bool floats, const gr_mat *m, const gr_act *a, uint32_t fir
     }
 }
 
+#ifndef GR_PRODUCTS_ELSEWHERE
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     tiles(false, m, a, first, token, tokens, width, y, ldy);
 }
+#endif
 
 static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                          uint32_t tokens, uint32_t width, float *y, size_t ldy)
@@ -648,9 +653,12 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
 }
 
 const gr_kernels GR_TABLE = {
-    .name = GR_NAME, .gemv = k_gemm, .gemm = k_gemm, .gemm_float = k_gemm_float, .act = k_act,
-    .norm = k_norm, .norm_act = k_norm_act, .glu = k_glu, .rope = k_rope, .quantise = k_quantise,
-    .score = k_score, .score_float = k_score_float, .value = k_value,
-    .value_float = k_value_float, .softmax = k_softmax, .finite = k_finite,
-    .softcap = k_softcap, .add = k_add,
+    .name = GR_NAME,
+#ifndef GR_PRODUCTS_ELSEWHERE
+    .gemv = k_gemm, .gemm = k_gemm,
+#endif
+    .gemm_float = k_gemm_float, .act = k_act, .norm = k_norm, .norm_act = k_norm_act,
+    .glu = k_glu, .rope = k_rope, .quantise = k_quantise, .score = k_score,
+    .score_float = k_score_float, .value = k_value, .value_float = k_value_float,
+    .softmax = k_softmax, .finite = k_finite, .softcap = k_softcap, .add = k_add,
 };
