@@ -22,6 +22,10 @@ class Toolchain:
 NATIVE_X86 = Toolchain(("cc",), "x86_64", ("-pthread",))
 X86_STATIC = Toolchain(("cc",), "x86_64")
 AARCH64 = Toolchain(("aarch64-linux-gnu-gcc",), "aarch64")
+ARMV7 = Toolchain(("arm-linux-gnueabihf-gcc",), "armv7")
+# Debian's gcc knows no vector intrinsics: its libraries and linker, clang's compiler. That reports
+# loops that it does not unroll as errors.
+RISCV64 = Toolchain(("clang-19", "--target=riscv64-linux-gnu", "-Wno-pass-failed"), "riscv64")
 
 
 def kernel_objects(csrc: Path, processor: str) -> list[tuple[Path, str, tuple[str, ...]]]:
@@ -43,7 +47,7 @@ def _compile(toolchain: Toolchain, source: Path, target: Path, extra: Sequence[s
 
 
 def program(toolchain: Toolchain, main: Path, csrc: Path, folder: Path) -> Path:
-    """Compile `main` with the engine of `csrc` into folder/name."""
+    """Compile `main` with the engine of `csrc` into folder/name; objects there are used again."""
     folder.mkdir(parents=True, exist_ok=True)
     include: tuple[str, ...] = (f"-I{csrc}",)
     other = ("gr_kern_", "gr_min_")
@@ -54,7 +58,8 @@ def program(toolchain: Toolchain, main: Path, csrc: Path, folder: Path) -> Path:
     objects = []
     for source, name, extra in jobs:
         objects.append(folder / f"{name}.o")
-        _compile(toolchain, source, objects[-1], extra)
+        if not objects[-1].exists():
+            _compile(toolchain, source, objects[-1], extra)
     target = folder / main.stem
     command = [*toolchain.cc, *map(str, objects), *toolchain.link, "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
