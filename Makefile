@@ -1,7 +1,8 @@
 # make demo    install into .venv, fetch a small model, compile it, check it, ask it a question
 # make test    everything that has to pass: lint, types, warnings, sanitizers, tests
 # make dev     build the native modules in place (VENV=DIR uses an environment of your own)
-# make bench   gembench on the demo's model;  make fuzz, make soak: long runs, see below
+# make bench   side by side with llama.cpp and ik_llama.cpp, which it builds once (BENCH="options")
+# make bench-demo  gembench on the demo's model;  make fuzz, make soak: long runs, see below
 SHELL := /bin/sh
 VENV ?= .venv
 PYTHON ?= python3
@@ -11,12 +12,13 @@ FUZZ_COUNT ?= 200000
 FUZZ_BOTH ?= 20000
 FUZZ_SEED ?= 1
 SOAK_RUNS ?= 10
+BENCH ?=
 BIN := $(abspath $(VENV))/bin
 LOCKED := mkdir -p build && flock build/.lock
 export PATH := $(BIN):$(PATH)
 export MODEL
 
-.PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench soak clean
+.PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench bench-demo soak clean
 
 demo:
 	@$(PYTHON) tools/demo.py --model "$$MODEL" --check
@@ -67,7 +69,11 @@ fuzz: native
 	@build/sanitize/fuzz_open $(FUZZ_COUNT) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
 	@cd tests && $(BIN)/python -m fuzz.run $(FUZZ_BOTH) $(FUZZ_SEED)
 
-bench:
+# On a machine that does nothing else; benchmarks/README.md says what it does and how long it takes.
+bench: native
+	@$(BIN)/python benchmarks/peers.py $(BENCH)
+
+bench-demo:
 	@$(BIN)/python tools/demo.py --model "$$MODEL" --bench
 
 # The tests again and again, in a new order of workers each time, until one fails.

@@ -252,6 +252,8 @@ def build(name: str, jobs: int, progress: Progress) -> Peer:
     stamp = json.dumps([recipe.package.sha256, recipe.changes, recipe.targets, flags, sorted(cpu)])
     mark = made / "peer.stamp"
     if not (mark.is_file() and mark.read_text(encoding="utf-8") == stamp):
+        if not shutil.which(os.environ.get("CXX") or "c++"):
+            raise PeerError(f"{name}: no C++ compiler; install one (apt-get install g++)")
         shutil.rmtree(made, ignore_errors=True)
         run(["cmake", "-S", str(source), "-B", str(made), *flags], name, "see its message")
         _compile(made, recipe, jobs, name, progress)

@@ -30,6 +30,7 @@ import peer_report
 from peer_build import Peer, PeerError
 
 from gemrun import machine
+from gemrun.context import Config
 from gemrun.progress import Progress
 
 HERE = Path(__file__).resolve().parent
@@ -321,6 +322,13 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in _names(text)]
 
 
+def own_variants() -> list[tuple[str, tuple[str, ...]]]:
+    """What of ours is measured where nobody says: both heads, if this engine has two."""
+    if "head" in Config.__annotations__:
+        return [("full head", ("head=full",)), ("two-plane head", ("head=two-plane",))]
+    return [("ours", ())]
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     one = argparse.ArgumentParser(description="our engine and its peers side by side")
@@ -344,7 +352,7 @@ def prepare(given: argparse.Namespace) -> dict[str, Peer]:
     """The peers, built; PeerError for a name that there is not."""
     known = peer_build.available(peer_build.cpu_flags())
     given.peers = known if given.peers is None else given.peers
-    given.own = given.own or [("ours", ())]
+    given.own = given.own or own_variants()
     for names, there in ((given.peers, known), (given.models, list(peer_models.MODELS))):
         for name in names:
             if name not in there:
