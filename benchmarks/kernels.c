@@ -211,6 +211,65 @@ static void bench_gemm(bench *b, const gr_kernels *k, uint32_t format, const cha
     }
 }
 
+/* ---- attention over 1024 positions in blocks of 32, int8 KV in groups of 64 ---- */
+
+enum { POSITIONS = 1024, GROUP = 64, MAX_DIM = 256, STEPS = 3 };
+
+typedef struct attention {
+    int8_t kv[POSITIONS * MAX_DIM], q[GR_QUERIES * MAX_DIM];
+    uint16_t scales[POSITIONS * MAX_DIM / GROUP];
+    float s[GR_QUERIES * POSITIONS], out[GR_QUERIES * MAX_DIM];
+} attention;
+
+static void attend(const gr_kernels *k, attention *a, uint32_t dim, uint32_t queries, double *t)
+{
+    gr_queries q = {a->q, a->scales, dim, dim / GROUP, queries};
+    gr_span span = {.stride = dim, .scale_stride = dim / GROUP, .count = GB_KV_BLOCK};
+    double begin = now();
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t i = 0; step == 1 && i < queries; i++)
+            (void)k->softmax(a->s + i * POSITIONS, 0, POSITIONS, 0.1f, 0.0f);
+        for (uint32_t p = 0; step != 1 && p < POSITIONS; p += span.count) {
+            span.k = span.v = a->kv + p * dim;
+            span.ks = span.vs = a->scales + p * (dim / GROUP);
+            if (step == 0)
+                k->score(&q, &span, dim, GROUP, a->s + p, POSITIONS);
+            else
+                k->value(a->s + p, POSITIONS, queries, &span, dim, GROUP, a->out, MAX_DIM);
+        }
+        double end = now();
+        t[step] = (end - begin) * 1e9 / POSITIONS / queries;
+        begin = end;
+    }
+}
+
+static void bench_attention(const gr_kernels *k)
+{
+    static attention a;
+    for (size_t i = 0; i < sizeof a.kv; i++)
+        a.kv[i] = (int8_t)((int)(draw() % 255) - 127);
+    memcpy(a.q, a.kv, sizeof a.q);
+    for (size_t i = 0; i < sizeof a.scales / sizeof *a.scales; i++)
+        a.scales[i] = 0x3C10; /* 0.0088 */
+    for (uint32_t dim = 64; dim <= MAX_DIM; dim *= 4)
+        for (uint32_t queries = 1; queries <= GR_QUERIES; queries *= 2) {
+            enum { TIMES = 50 };
+            double each[STEPS][REPEATS], t[STEPS], best[STEPS];
+            for (uint32_t r = 0; r < REPEATS; r++) {
+                for (uint32_t n = 0; n < TIMES; n++) {
+                    attend(k, &a, dim, queries, t);
+                    for (uint32_t i = 0; i < STEPS; i++)
+                        best[i] = n == 0 || t[i] < best[i] ? t[i] : best[i];
+                }
+                for (uint32_t i = 0; i < STEPS; i++)
+                    each[i][r] = best[i];
+            }
+            printf("%-12s attention dim %3u, %u queries: score %.2f  softmax %.2f  value %.2f"
+                   "  ns per query and position\n", k->name, dim, queries, median(each[0]),
+                   median(each[1]), median(each[2]));
+        }
+}
+
 static void print_cpu(void)
 {
     char line[256];
@@ -249,6 +308,7 @@ int main(int argc, char **argv)
         bench_gemv(&b, &k, GB_FMT_Q8_ROWS, "q8 rows");
         bench_gemm(&b, &k, GB_FMT_Q4H, "q4h");
         bench_gemm(&b, &k, GB_FMT_Q8_ROWS, "q8 rows");
+        bench_attention(&k);
     }
     return 0;
 }

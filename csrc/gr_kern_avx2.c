@@ -96,32 +96,44 @@ GR_INLINE void dots(const uint8_t *high, const uint8_t *low, const int8_t *x, si
     }
 }
 #else
-/* The same. The 8 pairs of products of a row and plane fit into 16 bits together: 16 * 15 * 127 =
- * 30480. */
+/* d[t] += weight * dot of one plane. The 8 pairs of products of a row fit into 16 bits together:
+ * 16 * 15 * 127 = 30480. */
+GR_INLINE void plane(const uint8_t *codes, const int8_t *x, size_t ldx, uint32_t tokens,
+                     int16_t weight, __m256i *d)
+{
+    const __m256i lower = _mm256_set1_epi8(15);
+    __m256i u[8];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < 4; i++) {
+        __m256i c = line_at(codes + 64 * i);
+        u[i] = _mm256_and_si256(c, lower);
+        u[i + 4] = _mm256_and_si256(_mm256_srli_epi16(c, 4), lower);
+    }
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < tokens; t++) {
+        const gr_quad *quad = (const gr_quad *)(const void *)(x + t * ldx);
+        __m256i sum = _mm256_maddubs_epi16(u[0], _mm256_set1_epi32(quad[0]));
+#pragma GCC unroll 8
+        for (uint32_t q = 1; q < 8; q++)
+            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(u[q], _mm256_set1_epi32(quad[q])));
+        d[t] = _mm256_add_epi32(d[t], _mm256_madd_epi16(sum, _mm256_set1_epi16(weight)));
+    }
+}
+
+/* The same result. One token: its codes stay in registers for both planes; the loop keeps a
+ * compiler from trying so with more. */
 GR_INLINE void dots(const uint8_t *high, const uint8_t *low, const int8_t *x, size_t ldx,
                     uint32_t tokens, __m256i *d)
 {
-    const __m256i lower = _mm256_set1_epi8(15);
     const uint8_t *planes[] = {high, low};
-    for (uint32_t p = 0; p < 2 && planes[p]; p++) {
-        __m256i u[8], weight = _mm256_set1_epi16(p == 0 ? 16 : 1);
-#pragma GCC unroll 4
-        for (uint32_t i = 0; i < 4; i++) {
-            __m256i c = line_at(planes[p] + 64 * i);
-            u[i] = _mm256_and_si256(c, lower);
-            u[i + 4] = _mm256_and_si256(_mm256_srli_epi16(c, 4), lower);
-        }
-#pragma GCC unroll 8
-        for (uint32_t t = 0; t < tokens; t++) {
-            const gr_quad *quad = (const gr_quad *)(const void *)(x + t * ldx);
-            __m256i sum = _mm256_maddubs_epi16(u[0], _mm256_set1_epi32(quad[0]));
-#pragma GCC unroll 8
-            for (uint32_t q = 1; q < 8; q++)
-                sum = _mm256_add_epi16(sum,
-                                       _mm256_maddubs_epi16(u[q], _mm256_set1_epi32(quad[q])));
-            d[t] = _mm256_add_epi32(d[t], _mm256_madd_epi16(sum, weight));
-        }
+    if (tokens == 1) {
+        plane(high, x, ldx, 1, 16, d);
+        if (low)
+            plane(low, x, ldx, 1, 1, d);
+        return;
     }
+    for (uint32_t p = 0; p < 2 && planes[p]; p++)
+        plane(planes[p], x, ldx, tokens, p == 0 ? 16 : 1, d);
 }
 #endif
 
