@@ -92,7 +92,7 @@ GR_INLINE vfloat32m2_t chain(uint32_t format, bool planes, const gr_block *b, ui
 GR_INLINE vint8m2_t repeated(const int8_t *x, size_t vl) /* four activations, for vl rows */
 {
     int32_t quad;
-    memcpy(&quad, x, sizeof quad);
+    memcpy(&quad, __builtin_assume_aligned(x, sizeof quad), sizeof quad);
     return __riscv_vreinterpret_v_i32m2_i8m2(__riscv_vmv_v_x_i32m2(quad, vl));
 }
 
@@ -100,14 +100,15 @@ GR_INLINE vint8m2_t repeated(const int8_t *x, size_t vl) /* four activations, fo
 GR_INLINE vint16m1_t dots1(const uint8_t *c, const int8_t *x, size_t vl)
 {
     size_t bytes = 4 * vl;
-    vint16m4_t s = __riscv_vmv_v_x_i16m4(0, bytes);
+    vint16m4_t s;
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; i++) {
         vuint8m2_t w = __riscv_vle8_v_u8m2(c + 64 * i, bytes);
         vuint8m2_t low = __riscv_vand_vx_u8m2(w, 15, bytes);
         vuint8m2_t high = __riscv_vsrl_vx_u8m2(w, 4, bytes);
         vint8m2_t a = repeated(x + 4 * i, vl), b = repeated(x + 4 * i + 16, vl);
-        s = __riscv_vwmacc_vv_i16m4(s, __riscv_vreinterpret_v_u8m2_i8m2(low), a, bytes);
+        vint8m2_t l = __riscv_vreinterpret_v_u8m2_i8m2(low);
+        s = i ? __riscv_vwmacc_vv_i16m4(s, l, a, bytes) : __riscv_vwmul_vv_i16m4(l, a, bytes);
         s = __riscv_vwmacc_vv_i16m4(s, __riscv_vreinterpret_v_u8m2_i8m2(high), b, bytes);
     }
     vuint16m4_t u = __riscv_vreinterpret_v_i16m4_u16m4(s);
@@ -278,9 +279,9 @@ static void panel_of(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t 
     gr_block b;
     memset(acc, 0, sizeof *acc * ((tokens + TILE - 1) / TILE * TILE));
     for (gr_walk w = gr_walk_panel(m, panel); gr_walk_next(&w, &b);) {
-        if (tokens == 1)
-            blocks1(&b, a, token, acc[0]);
-        else
+        for (uint32_t t = 0; tokens < TILE && t < tokens; t++) /* too few to pay for unpacking */
+            blocks1(&b, a, token + t, acc[t]);
+        if (tokens >= TILE)
             blocks(&b, a, token, tokens, acc);
     }
     memcpy(super, m->data + m->panel * panel, sizeof super);
