@@ -12,16 +12,23 @@
 /* 16 * codes 0..15 of a group times its 32 activations. */
 GR_INLINE void dots_of_nibbles(const uint8_t *c, const int8_t *codes, int32x4_t d[4])
 {
-    const uint8x16_t low_bits = vdupq_n_u8(15);
     const int8x16_t x = vld1q_s8(codes), z = vld1q_s8(codes + 16);
+    int8x16_t first[4], second[4];
+    uint8x16_t w[4];
     for (uint32_t j = 0; j < 4; j++)
-        d[j] = vdupq_n_s32(0);
+        w[j] = load_here(c + 16 * j), d[j] = vdupq_n_s32(0);
 #define LINE(I)                                                                               \
-    for (uint32_t j = 0; j < 4; j++) {                                                        \
-        uint8x16_t w = vld1q_u8(c + 64 * (I) + 16 * j);                                       \
-        d[j] = vdotq_laneq_s32(d[j], vreinterpretq_s8_u8(vandq_u8(w, low_bits)), x, I);       \
-        d[j] = vdotq_laneq_s32(d[j], vreinterpretq_s8_u8(vshrq_n_u8(w, 4)), z, I);            \
-    }
+    prefetch(c + 64 * (I));                                                                   \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        first[j] = vreinterpretq_s8_u8(vandq_u8(w[j], vdupq_n_u8(15)));                       \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        second[j] = vreinterpretq_s8_u8(vshrq_n_u8(w[j], 4));                                 \
+    for (uint32_t j = 0; (I) < 3 && j < 4; j++)                                               \
+        w[j] = load_here(c + 64 * ((I) + 1) + 16 * j);                                        \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        d[j] = vdotq_laneq_s32(d[j], first[j], x, I);                                         \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        d[j] = vdotq_laneq_s32(d[j], second[j], z, I);
     LINE(0) LINE(1) LINE(2) LINE(3)
 #undef LINE
     for (uint32_t j = 0; j < 4; j++)
@@ -33,16 +40,23 @@ GR_INLINE void dots_of_bytes(const uint8_t *high, const uint8_t *low, const int8
                              int32x4_t d[4])
 {
     const int8x16_t x = vld1q_s8(codes), z = vld1q_s8(codes + 16);
-    for (uint32_t j = 0; j < 4; j++)
+    int8x16_t first[4], second[4];
+    uint8x16_t w[4], v[4];
+    for (uint32_t j = 0; j < 4; j++) {
+        w[j] = load_here(high + 16 * j), v[j] = load_here(low + 16 * j);
         d[j] = vdupq_n_s32(0);
-#define LINE(I)                                                                               \
-    for (uint32_t j = 0; j < 4; j++) {                                                        \
-        int8x16_t first, second;                                                              \
-        uint32_t at = 64 * (I) + 16 * j;                                                      \
-        join_planes(vld1q_u8(high + at), vld1q_u8(low + at), &first, &second);                \
-        d[j] = vdotq_laneq_s32(d[j], first, x, I);                                            \
-        d[j] = vdotq_laneq_s32(d[j], second, z, I);                                           \
     }
+#define LINE(I)                                                                               \
+    prefetch(high + 64 * (I)), prefetch(low + 64 * (I));                                      \
+    join_planes(4, w, v, first, second);                                                      \
+    for (uint32_t j = 0; (I) < 3 && j < 4; j++) {                                             \
+        w[j] = load_here(high + 64 * ((I) + 1) + 16 * j);                                     \
+        v[j] = load_here(low + 64 * ((I) + 1) + 16 * j);                                      \
+    }                                                                                         \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        d[j] = vdotq_laneq_s32(d[j], first[j], x, I);                                         \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        d[j] = vdotq_laneq_s32(d[j], second[j], z, I);
     LINE(0) LINE(1) LINE(2) LINE(3)
 #undef LINE
 }
@@ -61,31 +75,47 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, int8_t *out)
 {
     for (uint32_t i = 0; i < PLANE; i += 16) {
         int8x16_t first, second;
+        uint8x16_t w = vld1q_u8(high + i), v = low ? vld1q_u8(low + i) : w;
         if (low)
-            join_planes(vld1q_u8(high + i), vld1q_u8(low + i), &first, &second);
+            join_planes(1, &w, &v, &first, &second);
         else
-            split_nibbles(vld1q_u8(high + i), &first, &second);
+            split_nibbles(w, &first, &second);
         vst1q_s8(out + i, first);
         vst1q_s8(out + PLANE + i, second);
     }
 }
 
-/* d[t] = an unpacked group times the activations of n (1 or 4) tokens, `ldx` apart. */
+/* What the zero points make of the sums of a token. */
+GR_INLINE void start_sums(const gr_group *w, int32_t asum, int32x4_t d[4])
+{
+    int16x8_t a = vld1q_s16(w->zero), b = vld1q_s16(w->zero + 8);
+    int16_t s = (int16_t)asum;
+    d[0] = vmull_n_s16(vget_low_s16(a), s);
+    d[1] = vmull_high_n_s16(a, s);
+    d[2] = vmull_n_s16(vget_low_s16(b), s);
+    d[3] = vmull_high_n_s16(b, s);
+}
+
+/* d[t] += an unpacked group times the activations of n (1 or 4) tokens, `ldx` apart. A quad's codes
+ * are loaded while the quad before is multiplied. */
 GR_INLINE void dots(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
                     int32x4_t d[][4])
 {
     int8x16_t x[4];
-    for (uint32_t t = 0; t < n; t++)
-        for (uint32_t j = 0; j < 4; j++)
-            d[t][j] = vdupq_n_s32(0);
+    uint8x16_t now[4], next[4];
+    for (uint32_t j = 0; j < 4; j++)
+        next[j] = load_here(w + 16 * j);
+#pragma GCC unroll 2
     for (uint32_t half = 0; half < 2; half++, w += PLANE, codes += 16) {
         for (uint32_t t = 0; t < n; t++)
             x[t] = vld1q_s8(codes + ldx * t);
 #define QUAD(I)                                                                               \
     for (uint32_t j = 0; j < 4; j++) {                                                        \
-        int8x16_t rows = vld1q_s8(w + 64 * (I) + 16 * j);                                     \
+        now[j] = next[j];                                                                     \
+        if ((I) < 3 || half == 0)                                                             \
+            next[j] = load_here(w + GB_LINE * ((I) + 1) + 16 * j);                            \
         for (uint32_t t = 0; t < n; t++)                                                      \
-            d[t][j] = vdotq_laneq_s32(d[t][j], rows, x[t], I);                                \
+            d[t][j] = vdotq_laneq_s32(d[t][j], vreinterpretq_s8_u8(now[j]), x[t], I);         \
     }
         QUAD(0) QUAD(1) QUAD(2) QUAD(3)
 #undef QUAD
@@ -98,20 +128,20 @@ GR_INLINE void tile(const gr_group *w, const gr_act *a, size_t token, uint32_t g
 {
     size_t at = token * a->groups + g, ld = a->groups;
     int32x4_t d[4][4];
-    dots(w->codes, a->codes + GROUP * at, GROUP * ld, n, d);
     for (uint32_t t = 0; t < n; t++)
-        add_zeros(w, a->asum[at + t * ld], d[t]);
+        start_sums(w, a->asum[at + t * ld], d[t]);
+    dots(w->codes, a->codes + GROUP * at, GROUP * ld, n, d);
     add_tile(w, a->sa + at, ld, n, d, acc);
 }
 
-static void tile1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                  float acc[][PANEL])
+OWN_CODE void tile1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(w, a, token, g, 1, acc);
 }
 
-static void tile4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                  float acc[][PANEL])
+OWN_CODE void tile4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(w, a, token, g, 4, acc);
 }

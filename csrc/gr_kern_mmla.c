@@ -19,10 +19,11 @@ GR_INLINE void put_octet(int8_t *out, uint32_t j, int8x16_t quad, int8x16_t next
 /* Registers of codes (4 rows x 4 inputs) to signed bytes of the quads i and i + 4. */
 GR_INLINE void split(const uint8_t *high, const uint8_t *low, int8x16_t *first, int8x16_t *second)
 {
+    uint8x16_t w = vld1q_u8(high), v = low ? vld1q_u8(low) : w;
     if (low)
-        join_planes(vld1q_u8(high), vld1q_u8(low), first, second);
+        join_planes(1, &w, &v, first, second);
     else
-        split_nibbles(vld1q_u8(high), first, second);
+        split_nibbles(w, first, second);
 }
 
 /* A group as signed bytes, 8 inputs after another: 2 rows x 8 inputs a register. */
@@ -88,20 +89,20 @@ GR_INLINE void tile(const gr_group *w, const gr_act *a, size_t token, uint32_t g
     add_tile(w, a->sa + at, ld, n, d, acc);
 }
 
-static void tile1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                  float acc[][PANEL])
+OWN_CODE void tile1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(w, a, token, g, 1, acc);
 }
 
-static void tile2(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                  float acc[][PANEL])
+OWN_CODE void tile2(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(w, a, token, g, 2, acc);
 }
 
-static void tile4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                  float acc[][PANEL])
+OWN_CODE void tile4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(w, a, token, g, 4, acc);
 }

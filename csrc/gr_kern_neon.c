@@ -9,11 +9,19 @@
 
 /* ---- one token: limited by memory ---- */
 
-/* 4 inputs for all four rows of a register. */
-GR_INLINE int8x16_t quad_of(const int8_t *codes)
+/* 4 inputs for all four rows of a register: of the load that does so compilers make two or three
+ * instructions. */
+GR_INLINE int8x16_t next_quad(const int8_t **codes)
 {
-    return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)codes));
+    int8x16_t x;
+    __asm__ volatile("ld1r {%0.4s}, [%1], #4"
+                     : "=w"(x), "+r"(*codes)
+                     : "m"(*(const int8_t(*)[4])*codes));
+    return x;
 }
+
+/* The same of a register; the lane is a literal. */
+#define QUAD(X, I) vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_u8(X), I))
 
 typedef struct gr_wide { /* 4 rows x 4 inputs, 16 bits each */
     int16x8_t a, b;
@@ -31,53 +39,77 @@ GR_INLINE gr_wide multiply_add(gr_wide sum, int8x16_t rows, int8x16_t quad)
 }
 
 /* 16 * sums of codes 0..15. */
-GR_INLINE int32x4_t sixteen_times(gr_wide sum)
+GR_INLINE void sixteen_times(uint32_t n, const gr_wide *sum, int32x4_t *d)
 {
-    return vshlq_n_s32(vpaddlq_s16(vpaddq_s16(sum.a, sum.b)), 4);
+    int16x8_t two[4];
+    for (uint32_t j = 0; j < n; j++)
+        two[j] = vpaddq_s16(sum[j].a, sum[j].b);
+    for (uint32_t j = 0; j < n; j++)
+        d[j] = vpaddlq_s16(two[j]);
+    for (uint32_t j = 0; j < n; j++)
+        d[j] = vshlq_n_s32(d[j], 4);
 }
 
-/* Sums of two products of bytes onto d: two numbers a row. */
-GR_INLINE void widen(gr_wide sum, int32x4_t d[2])
+/* Sums of two products of bytes onto d, or to it: two numbers a row. */
+GR_INLINE void widen(bool begin, gr_wide sum, int32x4_t d[2])
 {
-    d[0] = vpadalq_s16(d[0], sum.a);
-    d[1] = vpadalq_s16(d[1], sum.b);
+    d[0] = begin ? vpaddlq_s16(sum.a) : vpadalq_s16(d[0], sum.a);
+    d[1] = begin ? vpaddlq_s16(sum.b) : vpadalq_s16(d[1], sum.b);
 }
 
-/* Codes 0..15 of a group times its 32 activations, times 16. */
+/* 16 * codes 0..15 of a group times its 32 activations. The next line's codes are loaded between
+ * the two halves of a line's products. */
 GR_INLINE void dots_of_nibbles(const uint8_t *c, const int8_t *codes, int32x4_t d[4])
 {
+    const uint8x16_t x = load_here(codes), z = load_here(codes + 16);
+    int8x16_t first[4], second[4], p, q;
+    uint8x16_t w[4];
     gr_wide sum[4];
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 4; i++) {
-        int8x16_t x = quad_of(codes + 4 * i), z = quad_of(codes + 16 + 4 * i);
-        for (uint32_t j = 0; j < 4; j++) {
-            uint8x16_t w = vld1q_u8(c + GB_LINE * i + 16 * j);
-            int8x16_t first = vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15)));
-            sum[j] = i == 0 ? multiply(first, x) : multiply_add(sum[j], first, x);
-            sum[j] = multiply_add(sum[j], vreinterpretq_s8_u8(vshrq_n_u8(w, 4)), z);
-        }
-    }
     for (uint32_t j = 0; j < 4; j++)
-        d[j] = sixteen_times(sum[j]);
+        w[j] = load_here(c + 16 * j);
+#define LINE(I)                                                                               \
+    prefetch(c + GB_LINE * (I));                                                              \
+    p = QUAD(x, I), q = QUAD(z, I);                                                           \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        first[j] = vreinterpretq_s8_u8(vandq_u8(w[j], vdupq_n_u8(15)));                       \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        second[j] = vreinterpretq_s8_u8(vshrq_n_u8(w[j], 4));                                 \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        sum[j] = (I) == 0 ? multiply(first[j], p) : multiply_add(sum[j], first[j], p);        \
+    for (uint32_t j = 0; (I) < 3 && j < 4; j++)                                               \
+        w[j] = load_here(c + GB_LINE * ((I) + 1) + 16 * j);                                   \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        sum[j] = multiply_add(sum[j], second[j], q);
+    LINE(0) LINE(1) LINE(2) LINE(3)
+#undef LINE
+    sixteen_times(4, sum, d);
 }
 
 /* Codes of two planes, less 128, times the activations. */
 GR_INLINE void dots_of_bytes(const uint8_t *high, const uint8_t *low, const int8_t *codes,
                              int32x4_t d[4])
 {
+    const uint8x16_t x = load_here(codes), z = load_here(codes + 16);
     int32x4_t two[4][2];
-    for (uint32_t j = 0; j < 4; j++)
-        two[j][0] = two[j][1] = vdupq_n_s32(0);
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 4; i++) {
-        int8x16_t x = quad_of(codes + 4 * i), z = quad_of(codes + 16 + 4 * i);
-        for (uint32_t j = 0; j < 4; j++) {
-            int8x16_t first, second;
-            uint32_t at = GB_LINE * i + 16 * j;
-            join_planes(vld1q_u8(high + at), vld1q_u8(low + at), &first, &second);
-            widen(multiply_add(multiply(first, x), second, z), two[j]);
-        }
-    }
+    int8x16_t first[4], second[4], p, q;
+    uint8x16_t w[4], v[4];
+    gr_wide sum[4];
+#define LINE(I)                                                                               \
+    for (uint32_t j = 0; j < 4; j++) {                                                        \
+        w[j] = load_here(high + GB_LINE * (I) + 16 * j);                                      \
+        v[j] = load_here(low + GB_LINE * (I) + 16 * j);                                       \
+    }                                                                                         \
+    prefetch(high + GB_LINE * (I)), prefetch(low + GB_LINE * (I));                            \
+    p = QUAD(x, I), q = QUAD(z, I);                                                           \
+    join_planes(4, w, v, first, second);                                                      \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        sum[j] = multiply(first[j], p);                                                       \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        sum[j] = multiply_add(sum[j], second[j], q);                                          \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        widen((I) == 0, sum[j], two[j]);
+    LINE(0) LINE(1) LINE(2) LINE(3)
+#undef LINE
     for (uint32_t j = 0; j < 4; j++)
         d[j] = vpaddq_s32(two[j][0], two[j][1]);
 }
@@ -99,8 +131,9 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, int8_t *out)
         uint8x16_t w = vld1q_u8(high + i);
         int8x16_t first = vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15)));
         int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
+        uint8x16_t v = low ? vld1q_u8(low + i) : w;
         if (low)
-            join_planes(w, vld1q_u8(low + i), &first, &second);
+            join_planes(1, &w, &v, &first, &second);
         vst1q_s8(out + i, first);
         vst1q_s8(out + PLANE + i, second);
     }
@@ -110,38 +143,47 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, int8_t *out)
 GR_INLINE void eight_rows(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
                           int32x4_t d[][4])
 {
+    const int8_t *next[4];
+    int8x16_t x[4], y[4];
     gr_wide sum[4][2];
+    for (uint32_t t = 0; t < n; t++) {
+        next[t] = codes + ldx * t;
+        y[t] = next_quad(next + t);
+    }
 #pragma GCC unroll 8
-    for (uint32_t q = 0; q < 8; q++, w += GB_LINE, codes += 4) {
+    for (uint32_t q = 0; q < 8; q++, w += GB_LINE) {
         int8x16_t a = vld1q_s8(w), b = vld1q_s8(w + 16);
+        for (uint32_t t = 0; t < n; t++) { /* the next four are loaded before these are used */
+            x[t] = y[t];
+            if (q < 7)
+                y[t] = next_quad(next + t);
+        }
         for (uint32_t t = 0; t < n; t++) {
-            int8x16_t x = quad_of(codes + ldx * t);
-            sum[t][0] = q == 0 ? multiply(a, x) : multiply_add(sum[t][0], a, x);
-            sum[t][1] = q == 0 ? multiply(b, x) : multiply_add(sum[t][1], b, x);
+            sum[t][0] = q == 0 ? multiply(a, x[t]) : multiply_add(sum[t][0], a, x[t]);
+            sum[t][1] = q == 0 ? multiply(b, x[t]) : multiply_add(sum[t][1], b, x[t]);
         }
     }
-    for (uint32_t t = 0; t < n; t++) {
-        d[t][0] = sixteen_times(sum[t][0]);
-        d[t][1] = sixteen_times(sum[t][1]);
-    }
+    for (uint32_t t = 0; t < n; t++)
+        sixteen_times(2, sum[t], d[t]);
 }
 
 /* The same of codes of 8 bits. */
 GR_INLINE void eight_rows_of_bytes(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
                                    int32x4_t d[][4])
 {
+    const int8_t *next[4];
     int32x4_t two[4][4];
     for (uint32_t t = 0; t < n; t++)
-        for (uint32_t j = 0; j < 4; j++)
-            two[t][j] = vdupq_n_s32(0);
+        next[t] = codes + ldx * t;
 #pragma GCC unroll 4
-    for (uint32_t q = 0; q < 8; q += 2, w += 2 * GB_LINE, codes += 8) {
+    for (uint32_t q = 0; q < 8; q += 2, w += 2 * GB_LINE) {
         int8x16_t a = vld1q_s8(w), b = vld1q_s8(w + 16);
         int8x16_t c = vld1q_s8(w + GB_LINE), e = vld1q_s8(w + GB_LINE + 16);
         for (uint32_t t = 0; t < n; t++) {
-            int8x16_t x = quad_of(codes + ldx * t), z = quad_of(codes + ldx * t + 4);
-            widen(multiply_add(multiply(a, x), c, z), two[t]);
-            widen(multiply_add(multiply(b, x), e, z), two[t] + 2);
+            int8x16_t x = next_quad(next + t), z = next_quad(next + t);
+            gr_wide first = multiply(a, x), second = multiply(b, x);
+            first = multiply_add(first, c, z), second = multiply_add(second, e, z);
+            widen(q == 0, first, two[t]), widen(q == 0, second, two[t] + 2);
         }
     }
     for (uint32_t t = 0; t < n; t++) {
@@ -171,26 +213,26 @@ GR_INLINE void tile(bool bytes, const gr_group *w, const gr_act *a, size_t token
     add_tile(w, a->sa + at, ld, n, d, acc);
 }
 
-static void nibbles1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                     float acc[][PANEL])
+OWN_CODE void nibbles1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(false, w, a, token, g, 1, acc);
 }
 
-static void nibbles4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                     float acc[][PANEL])
+OWN_CODE void nibbles4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(false, w, a, token, g, 4, acc);
 }
 
-static void bytes1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                   float acc[][PANEL])
+OWN_CODE void bytes1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(true, w, a, token, g, 1, acc);
 }
 
-static void bytes4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                   float acc[][PANEL])
+OWN_CODE void bytes4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                    float acc[][PANEL])
 {
     tile(true, w, a, token, g, 4, acc);
 }

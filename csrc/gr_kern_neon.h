@@ -1,5 +1,5 @@
-/* gr_kern_neon.h: what the AArch64 kernels share: codes and scales of a group, the step from integer
- * sums to floats, scores. To be included after <arm_neon.h>.
+/* gr_kern_neon.h: what the AArch64 kernels share: codes and scales of a group, the step from
+ * integer sums to floats, scores. To be included after <arm_neon.h>.
  *
  * 16 rows are four registers of four: index j below is rows 4j..4j+3. */
 #ifndef GR_KERN_NEON_H
@@ -7,7 +7,15 @@
 
 #include "gr_blocks.h"
 
+/* Small processors run instructions as they stand. The kernels are written in an order in which no
+ * instruction waits for the one before it, and this compiler would not keep it. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-ter", "no-schedule-insns", "no-schedule-insns2", \
+                     "no-version-loops-for-strides")
+#endif
+
 #define GR_INLINE static inline __attribute__((always_inline))
+#define OWN_CODE static __attribute__((noinline)) /* all registers are free for it */
 
 enum {
     PANEL = GB_PANEL,
@@ -19,18 +27,22 @@ enum {
 
 /* ---- codes ---- */
 
-GR_INLINE bool is_bytes(uint32_t format) /* two planes make a code */
-{
-    return format == GB_FMT_Q8 || format == GB_FMT_Q8_ROWS;
-}
-
-/* Both planes of a register to signed codes of 8 bits: quads i and i + 4 of a group. The eor turns
+/* Both planes of n registers to signed codes of 8 bits: quads i and i + 4 of a group. The eor turns
  * both nibbles' top bits, which subtracts 128 from either code. */
-GR_INLINE void join_planes(uint8x16_t high, uint8x16_t low, int8x16_t *first, int8x16_t *second)
+GR_INLINE void join_planes(uint32_t n, const uint8x16_t *high, const uint8x16_t *low,
+                           int8x16_t *first, int8x16_t *second)
 {
-    high = veorq_u8(high, vdupq_n_u8(0x88));
-    *first = vreinterpretq_s8_u8(vsliq_n_u8(low, high, 4));
-    *second = vreinterpretq_s8_u8(vsriq_n_u8(high, low, 4));
+    uint8x16_t h[4], l[4];
+    for (uint32_t j = 0; j < n; j++)
+        h[j] = veorq_u8(high[j], vdupq_n_u8(0x88));
+    for (uint32_t j = 0; j < n; j++) {
+        l[j] = low[j];
+        __asm__ volatile("" : "+w"(l[j])); /* the copy that sli needs is not made just before it */
+    }
+    for (uint32_t j = 0; j < n; j++)
+        first[j] = vreinterpretq_s8_u8(vsliq_n_u8(l[j], h[j], 4));
+    for (uint32_t j = 0; j < n; j++)
+        second[j] = vreinterpretq_s8_u8(vsriq_n_u8(h[j], low[j], 4));
 }
 
 /* A register of codes of 4 bits to 16 * (code - 8): what is left of the zero point is 128 - zp, and
@@ -42,70 +54,101 @@ GR_INLINE void split_nibbles(uint8x16_t w, int8x16_t *first, int8x16_t *second)
     *second = vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(0xF0)));
 }
 
-/* Two superblocks ahead, past the first cache: one stream at the speed of memory. */
-GR_INLINE void prefetch(const uint8_t *p, uint32_t bytes)
+/* A load that stays where it is written, long before what needs it. */
+GR_INLINE uint8x16_t load_here(const void *p)
 {
-    for (uint32_t i = 0; i < bytes; i += GB_LINE)
-        __builtin_prefetch(p + 2 * GB_SUPERBLOCK * (PLANE + 2 * PANEL) + i, 0, 2);
+    uint8x16_t x = vld1q_u8(p);
+    __asm__ volatile("" : "+w"(x));
+    return x;
+}
+
+/* A number in the first lane, of which its lower half is enough; compilers fill the others. */
+GR_INLINE int16x4_t first_lane(const int32_t *p)
+{
+    int16x4_t x;
+    __asm__ volatile("ldr %s0, %1" : "=w"(x) : "m"(*p));
+    return x;
+}
+
+/* The line two superblocks ahead, past the first cache: one stream at the speed of memory. */
+GR_INLINE void prefetch(const uint8_t *p)
+{
+    __builtin_prefetch(p + 2 * GB_SUPERBLOCK * (PLANE + 2 * PANEL), 0, 2);
 }
 
 /* ---- scales and zero points ---- */
 
-/* Bytes 4j..4j+3 as numbers of 32 bits; a place beyond the register reads as 0. */
-GR_INLINE float32x4_t floats_of_bytes(uint8x16_t x, uint32_t j)
+GR_INLINE void floats_of_bytes(uint8x16_t x, float32x4_t out[4])
 {
-    static const uint8_t places[4][16] = {
-        {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255},
-        {4, 255, 255, 255, 5, 255, 255, 255, 6, 255, 255, 255, 7, 255, 255, 255},
-        {8, 255, 255, 255, 9, 255, 255, 255, 10, 255, 255, 255, 11, 255, 255, 255},
-        {12, 255, 255, 255, 13, 255, 255, 255, 14, 255, 255, 255, 15, 255, 255, 255}};
-    return vcvtq_f32_u32(vreinterpretq_u32_u8(vqtbl1q_u8(x, vld1q_u8(places[j]))));
+    uint16x8_t a = vmovl_u8(vget_low_u8(x)), b = vmovl_high_u8(x);
+    uint32x4_t wide[4] = {vmovl_u16(vget_low_u16(a)), vmovl_high_u16(a),
+                          vmovl_u16(vget_low_u16(b)), vmovl_high_u16(b)};
+    for (uint32_t j = 0; j < 4; j++)
+        out[j] = vcvtq_f32_u32(wide[j]);
 }
 
-/* The scales of group g of a superblock, which has some: all but GB_FMT_Q8_ROWS. */
-GR_INLINE void scales_of(uint32_t format, const uint8_t *meta, uint32_t g, float32x4_t scale[4])
+/* What a group has beside its codes: bytes of scales and zero points, or 16-bit scales. */
+typedef struct gr_steps {
+    uint8x16_t a, b;
+} gr_steps;
+
+GR_INLINE gr_steps steps_of(uint32_t format, const gr_block *b, uint32_t g)
 {
-    const uint8_t *h = meta + 2 * PANEL * g; /* of 16 bits */
-    for (uint32_t j = 0; j < 4; j++) {
-        if (format == GB_FMT_Q4H || format == GB_FMT_Q8) {
-            scale[j] = floats_of_bytes(vld1q_u8(meta + PANEL * g), j);
-        } else {
-            uint16x4_t half = vreinterpret_u16_u8(vld1_u8(h + 8 * j));
-            scale[j] = format == GB_FMT_Q4RAW_F16
-                           ? vcvt_f32_f16(vreinterpret_f16_u16(half))
-                           : vreinterpretq_f32_u32(vshll_n_u16(half, 16));
-        }
+    uint32_t each = format == GB_FMT_Q4H || format == GB_FMT_Q8 ? PANEL : 2 * PANEL;
+    const uint8_t *p = b->meta + (size_t)each * g;
+    gr_steps s = {vdupq_n_u8(128), vdupq_n_u8(128)};
+    if (format != GB_FMT_Q8_ROWS)
+        s.a = load_here(p);
+    if (format == GB_FMT_Q4H)
+        s.b = load_here(p + PANEL * b->count);
+    else if (format == GB_FMT_Q4RAW_F16 || format == GB_FMT_Q4RAW_BF16)
+        s.b = load_here(p + PANEL);
+    return s;
+}
+
+/* Not of GB_FMT_Q8_ROWS, which has none. */
+GR_INLINE void scales_of(uint32_t format, gr_steps s, float32x4_t scale[4])
+{
+    if (format == GB_FMT_Q4H || format == GB_FMT_Q8) {
+        floats_of_bytes(s.a, scale);
+        return;
     }
+    uint16x8_t a = vreinterpretq_u16_u8(s.a), b = vreinterpretq_u16_u8(s.b);
+    uint16x4_t half[4] = {vget_low_u16(a), vget_high_u16(a), vget_low_u16(b), vget_high_u16(b)};
+    for (uint32_t j = 0; j < 4; j++)
+        scale[j] = format == GB_FMT_Q4RAW_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(half[j]))
+                                              : vreinterpretq_f32_u32(vshll_n_u16(half[j], 16));
 }
 
-/* Zero points of 16 rows, in sixteenths. */
-GR_INLINE int16x8x2_t zeros_of(const gr_block *b, uint32_t g)
+/* Zero points in sixteenths. */
+GR_INLINE int16x8x2_t zeros_of(uint32_t format, gr_steps s)
 {
-    if (b->format != GB_FMT_Q4H)
+    if (format != GB_FMT_Q4H)
         return (int16x8x2_t){{vdupq_n_s16(128), vdupq_n_s16(128)}};
-    uint8x16_t z = vld1q_u8(b->meta + PANEL * (b->count + g));
-    return (int16x8x2_t){{vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(z))),
-                          vreinterpretq_s16_u16(vmovl_high_u8(z))}};
+    return (int16x8x2_t){{vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(s.b))),
+                          vreinterpretq_s16_u16(vmovl_high_u8(s.b))}};
 }
 
-/* d - zero * asum: both factors are below 2^15. */
-GR_INLINE void subtract_zeros(int32x4_t d[4], int16x8x2_t zero, int32_t asum)
+/* d - zero * asum, its lane 0: both factors are below 2^15. */
+GR_INLINE void subtract_zeros(int32x4_t d[4], int16x8x2_t zero, int16x4_t asum)
 {
-    int16_t s = (int16_t)asum;
-    d[0] = vmlsl_n_s16(d[0], vget_low_s16(zero.val[0]), s);
-    d[1] = vmlsl_high_n_s16(d[1], zero.val[0], s);
-    d[2] = vmlsl_n_s16(d[2], vget_low_s16(zero.val[1]), s);
-    d[3] = vmlsl_high_n_s16(d[3], zero.val[1], s);
+    d[0] = vmlsl_lane_s16(d[0], vget_low_s16(zero.val[0]), asum, 0);
+    d[1] = vmlsl_high_lane_s16(d[1], zero.val[0], asum, 0);
+    d[2] = vmlsl_lane_s16(d[2], vget_low_s16(zero.val[1]), asum, 0);
+    d[3] = vmlsl_high_lane_s16(d[3], zero.val[1], asum, 0);
 }
 
 /* acc = fmaf((float)d * scale, sa, acc); no scale: it is 1. */
 GR_INLINE void add_group(float32x4_t acc[4], const int32x4_t d[4], const float32x4_t *scale,
                          float sa)
 {
-    for (uint32_t j = 0; j < 4; j++) {
-        float32x4_t p = vcvtq_f32_s32(d[j]);
-        acc[j] = vfmaq_n_f32(acc[j], scale ? vmulq_f32(p, scale[j]) : p, sa);
-    }
+    float32x4_t p[4];
+    for (uint32_t j = 0; j < 4; j++)
+        p[j] = vcvtq_f32_s32(d[j]);
+    for (uint32_t j = 0; scale && j < 4; j++)
+        p[j] = vmulq_f32(p[j], scale[j]);
+    for (uint32_t j = 0; j < 4; j++)
+        acc[j] = vfmaq_n_f32(acc[j], p[j], sa);
 }
 
 /* super * acc to `count` floats. */
@@ -129,30 +172,33 @@ typedef struct gr_dots {
     void (*bytes)(const uint8_t *high, const uint8_t *low, const int8_t *codes, int32x4_t d[4]);
 } gr_dots;
 
-/* `format` is b->format, as a constant: every format gets its own loop. */
-GR_INLINE void one_block(const gr_dots *k, const gr_block *b, uint32_t format, const gr_act *a,
-                         uint32_t token, float32x4_t acc[4])
+/* `format` is b->format, `planes` whether there are two, as constants: each gets its own loop. */
+GR_INLINE void one_block(const gr_dots *k, const gr_block *b, uint32_t format, bool planes,
+                         const gr_act *a, uint32_t token, float32x4_t acc[4])
 {
     size_t at = (size_t)token * a->groups + b->group;
     const int8_t *codes = a->codes + GROUP * at;
+    const float *sa = a->sa + at;
+    const int32_t *asum = a->asum + at;
     for (uint32_t g = 0; g < b->count; g++, codes += GROUP) {
-        const uint8_t *high = b->high + (size_t)b->step * g;
+        size_t from = (size_t)b->step * g;
+        gr_steps steps = steps_of(format, b, g);
+        int16x4_t sum = first_lane(asum + g);
+        float scale = sa[g];
+        __asm__ volatile("" : "+w"(scale)); /* loaded by now, too */
         int32x4_t d[4];
-        float32x4_t scale[4];
-        if (is_bytes(format)) {
-            const uint8_t *low = b->low + (size_t)b->step * g;
-            prefetch(high, format == GB_FMT_Q8 ? 2 * PLANE + PANEL : PLANE);
-            if (format == GB_FMT_Q8_ROWS)
-                prefetch(low, PLANE);
-            k->bytes(high, low, codes, d);
-        } else {
-            prefetch(high, PLANE + 2 * PANEL);
-            k->nibbles(high, codes, d);
-            subtract_zeros(d, zeros_of(b, g), a->asum[at + g]);
-        }
+        float32x4_t row_scale[4];
+        if (planes)
+            k->bytes(b->high + from, b->low + from, codes, d);
+        else
+            k->nibbles(b->high + from, codes, d);
+        prefetch(b->meta + 2 * PANEL * g);
+        int16x8x2_t zero = zeros_of(format, steps);
         if (format != GB_FMT_Q8_ROWS)
-            scales_of(format, b->meta, g, scale);
-        add_group(acc, d, format == GB_FMT_Q8_ROWS ? NULL : scale, a->sa[at + g]);
+            scales_of(format, steps, row_scale);
+        if (!planes)
+            subtract_zeros(d, zero, sum);
+        add_group(acc, d, format == GB_FMT_Q8_ROWS ? NULL : row_scale, scale);
     }
 }
 
@@ -165,15 +211,17 @@ GR_INLINE void one_panel(const gr_dots *k, const gr_mat *m, const gr_act *a, uin
     gr_block b;
     while (gr_walk_next(&w, &b)) {
         if (b.format == GB_FMT_Q4H)
-            one_block(k, &b, GB_FMT_Q4H, a, token, acc);
+            one_block(k, &b, GB_FMT_Q4H, false, a, token, acc);
         else if (b.format == GB_FMT_Q8)
-            one_block(k, &b, GB_FMT_Q8, a, token, acc);
+            one_block(k, &b, GB_FMT_Q8, true, a, token, acc);
+        else if (b.format == GB_FMT_Q8_ROWS && b.low)
+            one_block(k, &b, GB_FMT_Q8_ROWS, true, a, token, acc);
         else if (b.format == GB_FMT_Q8_ROWS)
-            one_block(k, &b, GB_FMT_Q8_ROWS, a, token, acc);
+            one_block(k, &b, GB_FMT_Q8_ROWS, false, a, token, acc);
         else if (b.format == GB_FMT_Q4RAW_F16)
-            one_block(k, &b, GB_FMT_Q4RAW_F16, a, token, acc);
+            one_block(k, &b, GB_FMT_Q4RAW_F16, false, a, token, acc);
         else
-            one_block(k, &b, GB_FMT_Q4RAW_BF16, a, token, acc);
+            one_block(k, &b, GB_FMT_Q4RAW_BF16, false, a, token, acc);
     }
     put_rows(m, panel, acc, y, count);
 }
@@ -192,33 +240,29 @@ GR_INLINE void gemv(const gr_dots *k, const gr_mat *m, const gr_act *a, uint32_t
 typedef struct gr_group {
     _Alignas(16) int8_t codes[CODES]; /* unpacked, in an order that a kernel chooses */
     float scale[PANEL];
-    int16_t zero[PANEL]; /* to be added, times asum */
-    bool has_zero;
+    int16_t zero[PANEL]; /* to be added, times asum; often 0, but a branch would cost more */
 } gr_group;
 
-/* Scales, and 16 * bias - zp: unpacking has lessened codes of 4 bits by `bias`, 0 or 8. */
+/* Scales, and what is left of zero points: unpacking has lessened codes of 4 bits by `bias`, 0 or
+ * 8, and those of 8 bits by 128. */
 GR_INLINE void group_scales(const gr_block *b, uint32_t g, int16_t bias, gr_group *out)
 {
     float32x4_t scale[4] = {vdupq_n_f32(1.0f), vdupq_n_f32(1.0f), vdupq_n_f32(1.0f),
                             vdupq_n_f32(1.0f)};
+    gr_steps steps = steps_of(b->format, b, g);
     if (b->format != GB_FMT_Q8_ROWS)
-        scales_of(b->format, b->meta, g, scale);
+        scales_of(b->format, steps, scale);
     for (uint32_t j = 0; j < 4; j++)
         vst1q_f32(out->scale + 4 * j, scale[j]);
-    out->has_zero = b->format == GB_FMT_Q4H || (bias == 0 && !is_bytes(b->format));
-    if (out->has_zero) {
-        int16x8x2_t zero = zeros_of(b, g);
-        int16x8_t from = vdupq_n_s16((int16_t)(16 * bias));
-        vst1q_s16(out->zero, vsubq_s16(from, zero.val[0]));
-        vst1q_s16(out->zero + 8, vsubq_s16(from, zero.val[1]));
-    }
+    int16x8x2_t zero = zeros_of(b->format, steps);
+    int16x8_t from = vdupq_n_s16(b->low ? 128 : (int16_t)(16 * bias));
+    vst1q_s16(out->zero, vsubq_s16(from, zero.val[0]));
+    vst1q_s16(out->zero + 8, vsubq_s16(from, zero.val[1]));
 }
 
 /* What the zero points add to the sums of a token: both factors are below 2^15. */
 GR_INLINE void add_zeros(const gr_group *w, int32_t asum, int32x4_t d[4])
 {
-    if (!w->has_zero)
-        return;
     int16x8_t a = vld1q_s16(w->zero), b = vld1q_s16(w->zero + 8);
     int16_t s = (int16_t)asum;
     d[0] = vmlal_n_s16(d[0], vget_low_s16(a), s);
@@ -231,12 +275,21 @@ GR_INLINE void add_zeros(const gr_group *w, int32_t asum, int32x4_t d[4])
 GR_INLINE void add_tile(const gr_group *w, const float *sa, size_t ld, uint32_t n,
                         int32x4_t d[][4], float acc[][PANEL])
 {
+    float by[4]; /* loaded once: stores to acc could change them, for all a compiler knows */
+    for (uint32_t t = 0; t < n; t++)
+        by[t] = sa[ld * t];
     for (uint32_t j = 0; j < 4; j++) {
-        float32x4_t scale = vld1q_f32(w->scale + 4 * j);
-        for (uint32_t t = 0; t < n; t++) {
-            float32x4_t p = vmulq_f32(vcvtq_f32_s32(d[t][j]), scale);
-            vst1q_f32(acc[t] + 4 * j, vfmaq_n_f32(vld1q_f32(acc[t] + 4 * j), p, sa[ld * t]));
-        }
+        float32x4_t scale = vld1q_f32(w->scale + 4 * j), p[4], sum[4];
+        for (uint32_t t = 0; t < n; t++)
+            p[t] = vcvtq_f32_s32(d[t][j]);
+        for (uint32_t t = 0; t < n; t++)
+            sum[t] = vld1q_f32(acc[t] + 4 * j);
+        for (uint32_t t = 0; t < n; t++)
+            p[t] = vmulq_f32(p[t], scale);
+        for (uint32_t t = 0; t < n; t++)
+            sum[t] = vfmaq_n_f32(sum[t], p[t], by[t]);
+        for (uint32_t t = 0; t < n; t++)
+            vst1q_f32(acc[t] + 4 * j, sum[t]);
     }
 }
 
