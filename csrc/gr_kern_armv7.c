@@ -109,7 +109,7 @@ GR_INLINE int32x4_t whole(uint32_t format, bool planes, const uint8_t *zeros, in
     if (format == GB_FMT_Q4H) {
         uint8x8_t bytes = vld1_u8(zeros + 8 * (v / 2));
         int16x8_t zero = vreinterpretq_s16_u16(vsubl_u8(vdup_n_u8(128), bytes));
-        d = vmlal_n_s16(d, v % 2 ? vget_high_s16(zero) : vget_low_s16(zero), asum);
+        d = vmlal_s16(d, v % 2 ? vget_high_s16(zero) : vget_low_s16(zero), vdup_n_s16(asum));
     }
     return d;
 }
@@ -163,19 +163,25 @@ typedef struct gr_step { /* one group for one token */
 GR_INLINE void chain(uint32_t format, bool planes, bool plain, const gr_step *s,
                      const gr_dots *high, const gr_dots *low, float *acc)
 {
-    int32x4_t d[VECTORS];
-    for (uint32_t v = 0; v < VECTORS; v++)
-        d[v] = whole(format, planes, s->zeros, vld1_s16(high->rows + 4 * v),
-                     vld1_s16(low->rows + 4 * v), v, (int16_t)s->asum);
+    int32_t rows[PANEL];
+    float32x4_t p[VECTORS]; /* stores come last: they would part what is loaded for two vectors */
+#pragma GCC unroll 4
+    for (uint32_t v = 0; v < VECTORS; v++) {
+        int32x4_t d = whole(format, planes, s->zeros, vld1_s16(high->rows + 4 * v),
+                            vld1_s16(low->rows + 4 * v), v, (int16_t)s->asum);
+        if (plain)
+            vst1q_s32(rows + 4 * v, d);
+        else
+            p[v] = scaled(format, s->scales, d, v);
+    }
     if (plain) {
-        int32_t rows[PANEL];
-        memcpy(rows, d, sizeof rows);
         chain_plain(format, s->scales, rows, s->sa, acc);
         return;
     }
+#pragma GCC unroll 4
     for (uint32_t v = 0; v < VECTORS; v++) {
-        float32x4_t p = scaled(format, s->scales, d[v], v), sum = vld1q_f32(acc + 4 * v);
-        vst1q_f32(acc + 4 * v, vfmaq_f32(sum, p, vdupq_n_f32(s->sa)));
+        float32x4_t sum = vld1q_f32(acc + 4 * v);
+        vst1q_f32(acc + 4 * v, vfmaq_f32(sum, p[v], vdupq_n_f32(s->sa)));
     }
 }
 
@@ -184,6 +190,7 @@ GR_INLINE void chain(uint32_t format, bool planes, bool plain, const gr_step *s,
 GR_INLINE void prefetch(uint32_t format, const gr_block *b, uint32_t k)
 {
     uint32_t bytes = format == GB_FMT_Q8 ? 528 : format == GB_FMT_Q8_ROWS ? 256 : 288;
+#pragma GCC unroll 9
     for (uint32_t i = 0; i < bytes; i += GB_LINE)
         __builtin_prefetch(b->high + 4608 + bytes * k + i, 0, 1);
     for (uint32_t i = 0; format == GB_FMT_Q8_ROWS && b->low && i < bytes; i += GB_LINE)
@@ -198,6 +205,7 @@ GR_INLINE void block(uint32_t format, bool planes, bool plain, const gr_block *b
     for (uint32_t k = 0; k < b->count; k++, high += b->step, low = planes ? low + b->step : low) {
         gr_quads q[TILE];
         gr_dots dots[TILE], second[TILE];
+#pragma GCC unroll 2
         for (uint32_t t = 0; t < tokens; t++)
             q[t] = quads_of(a->codes + ((size_t)(token + t) * a->groups + b->group + k) * GROUP);
         if (tokens == 1)
