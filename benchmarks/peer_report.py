@@ -104,7 +104,9 @@ def render(record: Record) -> str:
     lines += [f"- {note}" for note in record.get("notes", ())]
     lines += ["", "What each tool was asked:", "", *(f"- {line}" for line in record["asked"])]
     for model in record["models"].values():
-        lines += ["", f"## {model['title']}", "", *_figures(model), "", *_ratios(model)]
+        lines += ["", f"## {model['title']}", "", *_figures(model)]
+        if not all(engine["own"] for engine in model["engines"].values()):
+            lines += ["", *_ratios(model)]
         if model.get("depths"):
             lines += ["", *_depths(model["depths"])]
     return "\n".join(lines) + "\n"
@@ -124,6 +126,7 @@ def _figures(model: Record) -> list[str]:
     engines, samples = model["engines"], model["samples"]
     rows = [["weights a token touches, MB"]]
     rows[0] += [number(engine["bytes"] / 1e6) for engine in engines.values()]
+    rows.append(["kernel", *(engine.get("kernel", NONE) for engine in engines.values())])
     for count in thread_counts(model):
         where = _threads_text(count)
         for title, figure in (

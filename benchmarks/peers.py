@@ -238,10 +238,8 @@ def measure(run: Run, model: str, engines: Sequence[Engine]) -> None:
     """Everything of one model."""
     steps: list[tuple[Callable[[Run, str, Engine], None], Engine]] = []
     for repeat in range(run.given.repeats):
-        turn = in_turns(engines, repeat)
-        steps += [(measure_read, engine) for engine in turn]
-        steps += [(measure_rates, engine) for engine in turn]
-        steps += [(measure_first, engine) for engine in turn]
+        for engine in in_turns(engines, repeat):
+            steps += [(measure_read, engine), (measure_rates, engine), (measure_first, engine)]
     steps += [(measure_peak, engine) for engine in engines]
     if peer_models.CONTEXTS[model] > max(run.given.depths, default=1 << 30):
         steps += [(measure_depths, engine) for engine in engines]
@@ -358,13 +356,11 @@ def prepare(given: argparse.Namespace) -> dict[str, Peer]:
             if name not in there:
                 raise PeerError(f"{name}: unknown here; one of {', '.join(there)}")
     places = {name: Path(place) for name, _, place in (text.partition("=") for text in given.bin)}
-    peers = peer_build.build_all(given.peers, places, given.jobs)
-    tool = (
-        peers.get("llama.cpp")
-        or peer_build.build_all(["llama.cpp"], places, given.jobs)["llama.cpp"]
-    )
-    given.quantize = tool.bin / "llama-quantize"
-    return peers
+    needed = dict.fromkeys([*given.peers, "llama.cpp"]) if given.peers else {}  # it quantises
+    built = peer_build.build_all(needed, places, given.jobs)
+    if built:
+        given.quantize = built["llama.cpp"].bin / "llama-quantize"
+    return {name: built[name] for name in given.peers}
 
 
 def benchmark(given: argparse.Namespace) -> dict[str, Any]:
@@ -387,6 +383,8 @@ def benchmark(given: argparse.Namespace) -> dict[str, Any]:
         engines = list(engines_of(model, given, peers))
         describe(run, model, engines)
         measure(run, model.name, engines)
+    run.record["machine"]["load at its end, of this run itself"] = f"{os.getloadavg()[0]:.2f}"
+    keep(run.record)
     return run.record
 
 
