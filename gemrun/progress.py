@@ -25,7 +25,7 @@ class Progress:
         self._terminal = stream is not None and stream.isatty()
         self._phase = ""
         self._start = self._last = clock()
-        self._shown = self._start - EVERY_S[self._terminal] + QUIET_S
+        self._shown = self._start
         self._width = 0
 
     def begin(self, phase: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,12 @@ def section(path: Path, name: str) -> bytes:
         entry = artifact.sections[name]
     data = path.read_bytes()
     return data[entry.offset : entry.offset + entry.size]
+
+
+def told(stderr: str) -> str:
+    """What a command said on stderr, without the progress that a slow machine sees."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.search(r", about \d+ (s|min) left$", line))
 
 
 def problems(path: Path) -> list[str]:

@@ -42,7 +42,7 @@ def test_lines_and_their_order(artifact: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     number = r"\d+\.\d"
     wanted = [
-        r"machine: .+; kernel \w+, \d threads",
+        r"machine: .+; kernel [\w-]+, \d threads",
         r"Warmup completed \(2 iterations\)",
         r"Running 3 iterations\.\.\.",
         *(rf"Iteration {i}: TTFT=\d+ms, Throughput={number} tps" for i in (1, 2, 3)),

@@ -23,7 +23,7 @@ FAST = ("--effort", "fast")
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """One sentence on stderr with these words, no traceback, this exit code."""
     assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
+    lines = compiling.told(done.stderr).strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("gemmake: ")
     assert "; " in lines[0]
@@ -230,7 +230,7 @@ def test_a_signal_while_weights_are_written_is_told_in_one_sentence(
     process.send_signal(number)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert stderr == f"gemmake: stopped by {number.name}; no artifact was written\n"
+    assert compiling.told(stderr) == f"gemmake: stopped by {number.name}; no artifact was written\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -38,16 +38,15 @@ def test_a_log_has_the_share_and_the_time_left_now_and_then() -> None:
             now[0] += 1
             reporter.advance(10)
     assert stream.getvalue().splitlines() == [
-        "gemmake: layer 1 of 4: 2 %, about 98 s left",
-        "gemmake: layer 1 of 4: 12 %, about 88 s left",
-        "gemmake: layer 1 of 4: 22 %, about 78 s left",
-        "gemmake: layer 2 of 4: 32 %, about 68 s left",
-        "gemmake: layer 2 of 4: 42 %, about 58 s left",
-        "gemmake: layer 3 of 4: 52 %, about 48 s left",
-        "gemmake: layer 3 of 4: 62 %, about 38 s left",
-        "gemmake: layer 3 of 4: 72 %, about 28 s left",
-        "gemmake: layer 4 of 4: 82 %, about 18 s left",
-        "gemmake: layer 4 of 4: 92 %, about 8 s left",
+        "gemmake: layer 1 of 4: 10 %, about 90 s left",
+        "gemmake: layer 1 of 4: 20 %, about 80 s left",
+        "gemmake: layer 2 of 4: 30 %, about 70 s left",
+        "gemmake: layer 2 of 4: 40 %, about 60 s left",
+        "gemmake: layer 2 of 4: 50 %, about 50 s left",
+        "gemmake: layer 3 of 4: 60 %, about 40 s left",
+        "gemmake: layer 3 of 4: 70 %, about 30 s left",
+        "gemmake: layer 4 of 4: 80 %, about 20 s left",
+        "gemmake: layer 4 of 4: 90 %, about 10 s left",
     ]
 
 
@@ -60,7 +59,7 @@ def test_short_work_stays_quiet_and_long_work_is_told_in_minutes() -> None:
         reporter.advance()
         reporter.advance()
     assert stream.getvalue() == ""
-    now[0] += 5
+    now[0] += 15
     reporter.start("compiling", 1000)
     now[0] += 3
     reporter.advance()
