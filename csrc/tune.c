@@ -148,7 +148,7 @@ static double time_steps(gemrun_context_t *ctx)
             return -1;
         }
     }
-    return (double)(gr_port_now() - start) * 1e-6 / STEPS;
+    return (double)(gr_port_now() - start) * 1e-6 / (double)STEPS;
 }
 
 /* Every way in turn, several times: what disturbs one round disturbs all of them. */
