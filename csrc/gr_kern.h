@@ -91,6 +91,7 @@ typedef struct gr_kernels {
     bool (*finite)(const float *x, uint32_t n);
     void (*softcap)(float *z, uint32_t n, float cap);
     void (*add)(float *x, const float *y, uint32_t n); /* x += y */
+    void (*divide)(float *x, float by, uint32_t n);    /* x /= by */
 } gr_kernels;
 
 /* gr_kern_ref.c, complete: everywhere, and a second time compiled for better processors. */

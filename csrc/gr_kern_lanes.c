@@ -45,7 +45,7 @@ GR_INLINE lanes exp_of(lanes x)
     return where_less(x, all(-87.0f), nothing(), of_bits(bits_plus(bits_of(p), up)));
 }
 
-GR_INLINE lanes tanh_of(lanes x)
+static lanes tanh_of(lanes x)
 {
     lanes a = of_bits(magnitude(x)), z = times(x, x), one = all(1.0f);
     lanes p = all(-0x1.750ce2p-8f);
@@ -98,6 +98,14 @@ static void k_add(float *x, const float *y, uint32_t n)
     for (uint32_t i = 0, m; i < n; i += m) {
         m = least(n - i, LANES);
         store_some(x + i, plus(load_some(x + i, m), load_some(y + i, m)), m);
+    }
+}
+
+static void k_divide(float *x, float by, uint32_t n)
+{
+    for (uint32_t i = 0, m; i < n; i += m) {
+        m = least(n - i, LANES);
+        store_some(x + i, over(load_some(x + i, m), all(by)), m);
     }
 }
 
@@ -418,22 +426,24 @@ static void k_value_float(uint32_t kv_type, const float *e, const gr_span *s, ui
     }
 }
 
-/* A panel times `tokens` tokens, a constant after inlining like `half`. */
-GR_INLINE void float_tile(bool half, const gr_mat *m, const gr_act *a, uint32_t panel,
-                          uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
+/* A panel times `tokens` tokens, a constant after inlining. */
+GR_INLINE void float_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                          uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    lanes acc[4];
+    bool half = m->seg->format == GB_FMT_F16;
+    lanes acc[FLOAT_TILE];
     const uint8_t *w = m->data + m->panel * panel;
     const float *x = a->x + (size_t)token * a->cols;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t t = 0; t < tokens; t++)
         acc[t] = nothing();
     for (size_t k = 0; k < m->cols; k++) {
         lanes row = load_float(half, w, LANES * k, LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (uint32_t t = 0; t < tokens; t++)
             acc[t] = fused(row, all(x[t * (size_t)a->cols + k]), acc[t]);
     }
+#pragma GCC unroll 8
     for (uint32_t t = 0; t < tokens; t++)
         store_some(y + t * ldy, acc[t], least(width, LANES));
 }
@@ -441,17 +451,14 @@ GR_INLINE void float_tile(bool half, const gr_mat *m, const gr_act *a, uint32_t 
 static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                          uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    bool half = m->seg->format == GB_FMT_F16;
     for (uint32_t col = 0; col < width; col += LANES, first++)
         for (uint32_t t = 0, n; t < tokens; t += n) {
             float *to = y + t * ldy + col;
-            n = tokens - t < 4 ? 1 : 4;
-            if (n == 4 && half)
-                float_tile(true, m, a, first, token + t, 4, width - col, to, ldy);
-            else if (n == 4)
-                float_tile(false, m, a, first, token + t, 4, width - col, to, ldy);
+            n = tokens - t < FLOAT_TILE ? 1 : FLOAT_TILE;
+            if (n == FLOAT_TILE)
+                float_tile(m, a, first, token + t, FLOAT_TILE, width - col, to, ldy);
             else
-                float_tile(half, m, a, first, token + t, 1, width - col, to, ldy);
+                float_tile(m, a, first, token + t, 1, width - col, to, ldy);
         }
 }
 
@@ -460,5 +467,5 @@ const gr_kernels GR_GLUE(gr_kernels_, GR_KERN_SUFFIX) = {
     .norm_act = k_norm_act, .glu = k_glu, .rope = k_rope, .quantise = k_quantise,
     .score = k_score, .score_float = k_score_float, .value = k_value,
     .value_float = k_value_float, .softmax = k_softmax, .finite = k_finite,
-    .softcap = k_softcap, .add = k_add,
+    .softcap = k_softcap, .add = k_add, .divide = k_divide,
 };

@@ -468,6 +468,12 @@ static void k_add(float *x, const float *y, uint32_t n)
         x[i] += y[i];
 }
 
+static void k_divide(float *x, float by, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = x[i] / by;
+}
+
 static void cap_lanes(float *z, float cap)
 {
     for (uint32_t r = 0; r < LANES; r++)
@@ -661,4 +667,5 @@ const gr_kernels GR_TABLE = {
     .glu = k_glu, .rope = k_rope, .quantise = k_quantise, .score = k_score,
     .score_float = k_score_float, .value = k_value, .value_float = k_value_float,
     .softmax = k_softmax, .finite = k_finite, .softcap = k_softcap, .add = k_add,
+    .divide = k_divide,
 };

@@ -218,6 +218,7 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 enum {
     DOT_STEP = 32,
     VALUE_LANES = 1,
+    FLOAT_TILE = 4,
 };
 
 /* As with AVX-512, but a vector has two 128-bit parts, and codes stay signed. */

@@ -99,6 +99,7 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 enum {
     DOT_STEP = 64,   /* codes of a key that are taken at once */
     VALUE_LANES = 2, /* of the sums of four queries that stay in registers */
+    FLOAT_TILE = 8,  /* tokens whose sums do */
 };
 
 /* 16 keys' codes plus 128, in sets of 4 keys. 32-bit lane (b, i) of t[4 * set + j] holds codes
@@ -126,6 +127,7 @@ GR_INLINE __mmask64 first_bytes(uint32_t n)
 GR_INLINE void load_keys(const int8_t *const row[16], uint32_t at, uint32_t n, gr_keys *out)
 {
     const __m512i offset = _mm512_set1_epi8((char)0x80);
+#pragma GCC unroll 4
     for (uint32_t set = 0; set < 4; set++) {
         __m512i x[4], *t = out->t + 4 * set;
 #pragma GCC unroll 4

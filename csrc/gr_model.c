@@ -450,8 +450,7 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
             e->kern->value_float(type, s + i * t->ld, &span, dim, out + i * ldo);
     }
     for (uint32_t i = 0; i < t->rows; i++)
-        for (uint32_t k = 0; k < dim; k++)
-            out[i * ldo + k] = out[i * ldo + k] / total[i];
+        e->kern->divide(out + i * ldo, total[i], dim);
 }
 
 /* As many rows, up to `most`, as a thread's share of the score buffer holds. */

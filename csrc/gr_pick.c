@@ -57,7 +57,7 @@ static void lay_over(gr_kernels *out, const gr_kernels *t)
     out->gemm_name = t->gemm ? t->name : out->gemm_name;
     TAKE(gemv), TAKE(gemm), TAKE(gemm_float), TAKE(act), TAKE(norm), TAKE(norm_act), TAKE(glu);
     TAKE(rope), TAKE(quantise), TAKE(score), TAKE(score_float), TAKE(value), TAKE(value_float);
-    TAKE(softmax), TAKE(finite), TAKE(softcap), TAKE(add);
+    TAKE(softmax), TAKE(finite), TAKE(softcap), TAKE(add), TAKE(divide);
 #undef TAKE
 }
 

@@ -319,6 +319,8 @@ static void test_elementwise(const gr_kernels *kern)
         expect_same(y, z, n * sizeof *y, kern->name, "softcap");
         base->add(y, w, n), kern->add(z, w, n);
         expect_same(y, z, n * sizeof *y, kern->name, "add");
+        base->divide(y, 3.7f, n), kern->divide(z, 3.7f, n);
+        expect_same(y, z, n * sizeof *y, kern->name, "divide");
         base->rope(y, w, n / 2), kern->rope(z, w, n / 2);
         expect_same(y, z, n * sizeof *y, kern->name, "rope");
         for (uint32_t kind = GB_ACT_GELU_TANH; n >= 16 && kind <= GB_ACT_SILU; kind++) {
