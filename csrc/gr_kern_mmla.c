@@ -41,10 +41,12 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, int8_t *out)
     }
 }
 
-/* 8 inputs of two tokens. */
-GR_INLINE int8x16_t two_tokens(const int8_t *x, size_t ldx)
+/* 16 inputs of two tokens: the first 8 of both, then the others. */
+GR_INLINE void two_tokens(const int8_t *x, size_t ldx, int8x16_t out[2])
 {
-    return vcombine_s8(vld1_s8(x), vld1_s8(x + ldx));
+    int64x2_t a = vreinterpretq_s64_u8(load_here(x)), b = vreinterpretq_s64_u8(load_here(x + ldx));
+    out[0] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
+    out[1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
 }
 
 /* Sums of 2 tokens x 2 rows to the four rows of either token. */
@@ -63,14 +65,24 @@ GR_INLINE void dots(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t p
     for (uint32_t t = 0; t < pairs; t++)
         for (uint32_t r = 0; r < 8; r++)
             sum[t][r] = vdupq_n_s32(0);
-#pragma GCC unroll 4
-    for (uint32_t o = 0; o < 4; o++, w += OCTET, codes += 8) {
-        int8x16_t x[2];
-        for (uint32_t t = 0; t < pairs; t++)
-            x[t] = two_tokens(codes + 2 * t * ldx, ldx);
-        for (uint32_t r = 0; r < 8; r++)
+    uint8x16_t next[4];
+    int8x16_t now[4], x[2][2];
+    for (uint32_t r = 0; r < 4; r++)
+        next[r] = load_here(w + 16 * r);
+#pragma GCC unroll 8
+    for (uint32_t half = 0; half < 8; half++, w += OCTET / 2) { /* of an octet: 8 rows */
+        for (uint32_t t = 0; half % 4 == 0 && t < pairs; t++)
+            two_tokens(codes + 2 * t * ldx + 4 * half, ldx, x[t]);
+        for (uint32_t r = 0; r < 4; r++) {
+            now[r] = vreinterpretq_s8_u8(next[r]);
+            if (half < 7)
+                next[r] = load_here(w + OCTET / 2 + 16 * r);
+        }
+        for (uint32_t r = 0; r < 4; r++) {
+            uint32_t row = half % 2 * 4 + r;
             for (uint32_t t = 0; t < pairs; t++)
-                sum[t][r] = vmmlaq_s32(sum[t][r], x[t], vld1q_s8(w + 16 * r));
+                sum[t][row] = vmmlaq_s32(sum[t][row], x[t][half / 2 % 2], now[r]);
+        }
     }
     for (uint32_t t = 0; t < pairs; t++)
         for (uint32_t j = 0; j < 4; j++)

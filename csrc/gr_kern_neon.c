@@ -9,18 +9,7 @@
 
 /* ---- one token: limited by memory ---- */
 
-/* 4 inputs for all four rows of a register: of the load that does so compilers make two or three
- * instructions. */
-GR_INLINE int8x16_t next_quad(const int8_t **codes)
-{
-    int8x16_t x;
-    __asm__ volatile("ld1r {%0.4s}, [%1], #4"
-                     : "=w"(x), "+r"(*codes)
-                     : "m"(*(const int8_t(*)[4])*codes));
-    return x;
-}
-
-/* The same of a register; the lane is a literal. */
+/* 4 inputs for all four rows of a register; the lane is a literal. */
 #define QUAD(X, I) vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_u8(X), I))
 
 typedef struct gr_wide { /* 4 rows x 4 inputs, 16 bits each */
@@ -139,102 +128,100 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, int8_t *out)
     }
 }
 
-/* Rows 4j..4j+7 of an unpacked group of codes 0..15 times n (1 or 4) tokens, `ldx` apart. */
-GR_INLINE void eight_rows(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
-                          int32x4_t d[][4])
+/* d[t] = 16 * an unpacked group of codes 0..15 times n (1 or 2) tokens, `ldx` apart. Lane I of X is
+ * quad Q; a quad's codes are loaded before the quad before is multiplied. */
+GR_INLINE void dots_of_codes(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
+                             int32x4_t d[][4])
 {
-    const int8_t *next[4];
-    int8x16_t x[4], y[4];
-    gr_wide sum[4][2];
-    for (uint32_t t = 0; t < n; t++) {
-        next[t] = codes + ldx * t;
-        y[t] = next_quad(next + t);
-    }
-#pragma GCC unroll 8
-    for (uint32_t q = 0; q < 8; q++, w += GB_LINE) {
-        int8x16_t a = vld1q_s8(w), b = vld1q_s8(w + 16);
-        for (uint32_t t = 0; t < n; t++) { /* the next four are loaded before these are used */
-            x[t] = y[t];
-            if (q < 7)
-                y[t] = next_quad(next + t);
-        }
-        for (uint32_t t = 0; t < n; t++) {
-            sum[t][0] = q == 0 ? multiply(a, x[t]) : multiply_add(sum[t][0], a, x[t]);
-            sum[t][1] = q == 0 ? multiply(b, x[t]) : multiply_add(sum[t][1], b, x[t]);
-        }
-    }
+    uint8x16_t x[2], z[2], next[4];
+    int8x16_t now[4], quad[2];
+    gr_wide sum[2][4];
     for (uint32_t t = 0; t < n; t++)
-        sixteen_times(2, sum[t], d[t]);
+        x[t] = load_here(codes + ldx * t), z[t] = load_here(codes + ldx * t + 16);
+    for (uint32_t j = 0; j < 4; j++)
+        next[j] = load_here(w + 16 * j);
+#define STEP(Q, X, I)                                                                         \
+    for (uint32_t t = 0; t < n; t++)                                                          \
+        quad[t] = QUAD(X[t], I);                                                              \
+    for (uint32_t j = 0; j < 4; j++) {                                                        \
+        now[j] = vreinterpretq_s8_u8(next[j]);                                                \
+        if ((Q) < 7)                                                                          \
+            next[j] = load_here(w + GB_LINE * ((Q) + 1) + 16 * j);                            \
+    }                                                                                         \
+    for (uint32_t j = 0; j < 4; j++)                                                          \
+        for (uint32_t t = 0; t < n; t++)                                                      \
+            sum[t][j] = (Q) == 0 ? multiply(now[j], quad[t])                                  \
+                                 : multiply_add(sum[t][j], now[j], quad[t]);
+    STEP(0, x, 0) STEP(1, x, 1) STEP(2, x, 2) STEP(3, x, 3)
+    STEP(4, z, 0) STEP(5, z, 1) STEP(6, z, 2) STEP(7, z, 3)
+#undef STEP
+    for (uint32_t t = 0; t < n; t++)
+        sixteen_times(4, sum[t], d[t]);
 }
 
-/* The same of codes of 8 bits. */
-GR_INLINE void eight_rows_of_bytes(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
-                                   int32x4_t d[][4])
+/* The same of codes of 8 bits: only quads i and i + 4 together fit 16 bits. */
+GR_INLINE void dots_of_byte_codes(const int8_t *w, const int8_t *codes, size_t ldx, uint32_t n,
+                                  int32x4_t d[][4])
 {
-    const int8_t *next[4];
-    int32x4_t two[4][4];
+    uint8x16_t x[2], z[2];
+    int32x4_t two[2][4][2];
+    gr_wide sum[4];
     for (uint32_t t = 0; t < n; t++)
-        next[t] = codes + ldx * t;
-#pragma GCC unroll 4
-    for (uint32_t q = 0; q < 8; q += 2, w += 2 * GB_LINE) {
-        int8x16_t a = vld1q_s8(w), b = vld1q_s8(w + 16);
-        int8x16_t c = vld1q_s8(w + GB_LINE), e = vld1q_s8(w + GB_LINE + 16);
-        for (uint32_t t = 0; t < n; t++) {
-            int8x16_t x = next_quad(next + t), z = next_quad(next + t);
-            gr_wide first = multiply(a, x), second = multiply(b, x);
-            first = multiply_add(first, c, z), second = multiply_add(second, e, z);
-            widen(q == 0, first, two[t]), widen(q == 0, second, two[t] + 2);
-        }
+        x[t] = load_here(codes + ldx * t), z[t] = load_here(codes + ldx * t + 16);
+#define STEP(I)                                                                               \
+    for (uint32_t t = 0; t < n; t++) {                                                        \
+        int8x16_t p = QUAD(x[t], I), q = QUAD(z[t], I);                                       \
+        for (uint32_t j = 0; j < 4; j++)                                                      \
+            sum[j] = multiply(vld1q_s8(w + GB_LINE * (I) + 16 * j), p);                       \
+        for (uint32_t j = 0; j < 4; j++)                                                      \
+            sum[j] = multiply_add(sum[j], vld1q_s8(w + PLANE + GB_LINE * (I) + 16 * j), q);   \
+        for (uint32_t j = 0; j < 4; j++)                                                      \
+            widen((I) == 0, sum[j], two[t][j]);                                               \
     }
-    for (uint32_t t = 0; t < n; t++) {
-        d[t][0] = vpaddq_s32(two[t][0], two[t][1]);
-        d[t][1] = vpaddq_s32(two[t][2], two[t][3]);
-    }
+    STEP(0) STEP(1) STEP(2) STEP(3)
+#undef STEP
+    for (uint32_t t = 0; t < n; t++)
+        for (uint32_t j = 0; j < 4; j++)
+            d[t][j] = vpaddq_s32(two[t][j][0], two[t][j][1]);
 }
 
-/* Group g of n (1 or 4) tokens onto acc. */
+/* Group g of n (1 or 2) tokens onto acc. */
 GR_INLINE void tile(bool bytes, const gr_group *w, const gr_act *a, size_t token, uint32_t g,
                     uint32_t n, float acc[][PANEL])
 {
     size_t at = token * a->groups + g, ld = a->groups;
-    const int8_t *codes = a->codes + GROUP * at;
     int32x4_t d[4][4];
-    for (uint32_t j = 0; j < 4; j += 2) {
-        int32x4_t part[4][4];
-        if (bytes)
-            eight_rows_of_bytes(w->codes + 16 * j, codes, GROUP * ld, n, part);
-        else
-            eight_rows(w->codes + 16 * j, codes, GROUP * ld, n, part);
-        for (uint32_t t = 0; t < n; t++)
-            d[t][j] = part[t][0], d[t][j + 1] = part[t][1];
-    }
+    if (bytes)
+        dots_of_byte_codes(w->codes, a->codes + GROUP * at, GROUP * ld, n, d);
+    else
+        dots_of_codes(w->codes, a->codes + GROUP * at, GROUP * ld, n, d);
     for (uint32_t t = 0; t < n; t++)
         add_zeros(w, a->asum[at + t * ld], d[t]);
     add_tile(w, a->sa + at, ld, n, d, acc);
 }
 
 OWN_CODE void nibbles1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                    float acc[][PANEL])
+                       float acc[][PANEL])
 {
     tile(false, w, a, token, g, 1, acc);
 }
 
-OWN_CODE void nibbles4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                    float acc[][PANEL])
+OWN_CODE void nibbles2(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                       float acc[][PANEL])
 {
-    tile(false, w, a, token, g, 4, acc);
+    tile(false, w, a, token, g, 2, acc);
 }
 
 OWN_CODE void bytes1(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                    float acc[][PANEL])
+                     float acc[][PANEL])
 {
     tile(true, w, a, token, g, 1, acc);
 }
 
-OWN_CODE void bytes4(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
-                    float acc[][PANEL])
+OWN_CODE void bytes2(const gr_group *w, const gr_act *a, size_t token, uint32_t g,
+                     float acc[][PANEL])
 {
-    tile(true, w, a, token, g, 4, acc);
+    tile(true, w, a, token, g, 2, acc);
 }
 
 /* n <= TILE tokens of a panel. */
@@ -250,9 +237,9 @@ static void some_tokens(const gr_mat *m, const gr_act *a, uint32_t panel, size_t
             size_t at = (size_t)b.step * i;
             unpack(b.high + at, b.low ? b.low + at : NULL, w.codes);
             group_scales(&b, i, 0, &w);
-            for (t = 0; t + 4 <= n; t += 4)
-                (b.low ? bytes4 : nibbles4)(&w, a, token + t, g, acc + t);
-            for (; t < n; t++)
+            for (t = 0; t + 2 <= n; t += 2)
+                (b.low ? bytes2 : nibbles2)(&w, a, token + t, g, acc + t);
+            if (t < n)
                 (b.low ? bytes1 : nibbles1)(&w, a, token + t, g, acc + t);
         }
     }

@@ -22,7 +22,7 @@ enum {
     GROUP = GB_GROUP,
     CODES = PANEL * GROUP, /* of a group in a panel */
     PLANE = CODES / 2,     /* bytes that hold a nibble of each */
-    TILE = 8               /* tokens that share an unpacked group */
+    TILE = 16              /* tokens that share an unpacked group */
 };
 
 /* ---- codes ---- */
