@@ -61,6 +61,52 @@ GM_INLINE vec GM_FN(round_group)(const vec *w, const vec *fed, const float *pane
     return loss;
 }
 
+/* A group of one tile as it is rounded at a grid point. */
+typedef struct GM_FN(rounded) {
+    GM_FN(grid) grid;
+    vec codes[GM_GROUP], error[GM_GROUP], loss;
+} GM_FN(rounded);
+
+/* Rounds at a moved grid point and keeps it in the lanes where it loses less. */
+GM_INLINE void GM_FN(try_rounding)(const vec *w, const vec *fed, const float *panel,
+                                   const float *d, vec super, vec scale, vec zp,
+                                   GM_FN(rounded) *best)
+{
+    GM_FN(rounded) other;
+    ivec used = best->grid.scale > 0.0f;
+    other.grid.scale = GM_FN(keep)(used, GM_FN(whole)(scale, 1.0f, 255.0f));
+    other.grid.zp = GM_FN(keep)(used, GM_FN(whole)(zp, 0.0f, 255.0f));
+    other.loss =
+        GM_FN(round_group)(w, fed, panel, d, 0, super, &other.grid, other.codes, other.error);
+    ivec better = other.loss < best->loss;
+    best->loss = GM_FN(pick)(better, other.loss, best->loss);
+    best->grid.scale = GM_FN(pick)(better, other.grid.scale, best->grid.scale);
+    best->grid.zp = GM_FN(pick)(better, other.grid.zp, best->grid.zp);
+    for (int j = 0; j < GM_GROUP; j++) {
+        best->codes[j] = GM_FN(pick)(better, other.codes[j], best->codes[j]);
+        best->error[j] = GM_FN(pick)(better, other.error[j], best->error[j]);
+    }
+}
+
+/* The search weighs columns one by one; only rounding shows what feedback inside of the group makes
+ * up for. So a q4h group is rounded at some scales near the searched one, then at some zero points
+ * near its own. */
+GM_INLINE void GM_FN(round_near)(const vec *w, const vec *fed, const float *panel, const float *d,
+                                 vec super, GM_FN(rounded) *best)
+{
+    enum { SCALES = 6, SHIFTS = 4 };
+    static const float factor[SCALES] = {0.94f, 0.96f, 0.98f, 1.02f, 1.04f, 1.06f};
+    static const float shift[SHIFTS] = {-4.0f, -2.0f, 2.0f, 4.0f};
+    GM_FN(grid) from = best->grid;
+    for (int i = 0; i < SCALES; i++) {
+        GM_FN(try_rounding)(w, fed, panel, d, super, from.scale * factor[i], from.zp, best);
+    }
+    from = best->grid;
+    for (int i = 0; i < SHIFTS; i++) {
+        GM_FN(try_rounding)(w, fed, panel, d, super, from.scale, from.zp + shift[i], best);
+    }
+}
+
 /* One group of one tile: search on the fed weights, then rounding; best of a few grid points. */
 GM_INLINE void GM_FN(enter_group)(const gm_search_job *job, uint64_t row, uint32_t g, const vec *w,
                                   const vec *fed, vec super, vec *error)
@@ -79,13 +125,19 @@ GM_INLINE void GM_FN(enter_group)(const gm_search_job *job, uint64_t row, uint32
     if (!q8) {
         fit = GM_FN(best_fit)(scaled, d, job->by.sq[g]);
     }
-    GM_FN(grid) grid = GM_FN(place)(job, g, scaled, measure, super, &fit);
-    vec codes[GM_GROUP];
-    (void)GM_FN(round_group)(w, fed, panel, d, q8, super, &grid, codes, error);
-    GM_FN(store_grid)(job->out, row, g, &grid);
+    GM_FN(rounded) best;
+    best.grid = GM_FN(place)(job, g, scaled, measure, super, &fit);
+    best.loss =
+        GM_FN(round_group)(w, fed, panel, d, q8, super, &best.grid, best.codes, best.error);
+    if (!q8) {
+        GM_FN(round_near)(w, fed, panel, d, super, &best);
+    }
+    memcpy(error, best.error, sizeof best.error);
+    GM_FN(store_grid)(job->out, row, g, &best.grid);
     for (uint32_t j = 0; j < (uint32_t)GM_GROUP; j++) {
         int real = base + j < job->out->cols;
-        GM_FN(store_code)(job->out, row, base + j, real ? codes[j] : codes[j] - codes[j],
+        vec code = best.codes[j];
+        GM_FN(store_code)(job->out, row, base + j, real ? code : code - code,
                           q8 && real ? 128.0f : 0.0f);
     }
 }

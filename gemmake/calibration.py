@@ -32,9 +32,9 @@ from gemmake.progress import Reporter
 from gemmake.state import State
 from gemrun.format import spec
 
-MAX_TEXT = 16 << 20  # bytes; the first WINDOWS * WINDOW tokens count
+MAX_TEXT = 16 << 20  # bytes
 WINDOW = 512  # tokens of one forward
-WINDOWS = 24
+WINDOWS = 24  # spread over the text, so that all of its kinds count
 CHUNK = 128  # tokens of a prefill step; a multiple of 32, so that sums do not depend on it
 
 #: Work of a weight in one window of 512 tokens, in units of its search: for the progress bar.
@@ -208,7 +208,10 @@ def begin(state: State, host: Host, folder: Path) -> tuple[FloatRows, int]:
 
 
 def cut(ids: Sequence[int], window: int, bos: list[int]) -> list[list[int]]:
-    """Up to WINDOWS windows of the text, each starting with bos. Raises CheckpointError."""
+    """Up to WINDOWS windows, evenly spread over the text, each starting with bos.
+
+    Raises CheckpointError for a text shorter than a window.
+    """
     step = window - len(bos)
     if len(ids) < step:
         raise CheckpointError(
@@ -216,7 +219,9 @@ def cut(ids: Sequence[int], window: int, bos: list[int]) -> list[list[int]]:
             "give a longer text with --calibration"
         )
     count = min(WINDOWS, len(ids) // step)
-    return [bos + list(ids[i * step : (i + 1) * step]) for i in range(count)]
+    spare = len(ids) - step
+    starts = [i * spare // max(1, count - 1) for i in range(count)]
+    return [bos + list(ids[start : start + step]) for start in starts]
 
 
 def in_float(state: State, window: int) -> CompileOptions:

@@ -32,8 +32,9 @@ F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
 
-DAMPING = 0.01  # of the mean diagonal of a Hessian
+DAMPING = 0.05  # of the mean diagonal of a Hessian
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,14 @@ class Q4rawRows:
 
 @dataclass(frozen=True)
 class Feedback:
-    """A factorised Hessian, ready for `gptq_rows` on every matrix with these inputs."""
+    """A factorised Hessian, ready for `gptq_rows` on every matrix with these inputs.
+
+    Columns are settled in an order of their own: `order[i]` is the i-th one. `panels` and `diag`
+    are in that order.
+    """
 
     cols: int
+    order: I64  # [cols], a permutation that keeps the columns of a group together
     panels: F32
     diag: F32  # [cols], importance of a column once the earlier ones are settled
 
@@ -340,17 +346,55 @@ def hessian_add(
 def gptq_prepare(
     hessian: F64, *, damping: float = DAMPING, threads: int | None = None, flags: int = 0
 ) -> Feedback:
-    """Factorise a Hessian (destroyed). `damping` is a share of its mean diagonal."""
+    """Factorise a Hessian, of which a copy is made. `damping` is a share of its mean diagonal."""
     cols = int(hessian.shape[0])
     if hessian.shape != (cols, cols) or not hessian.flags.c_contiguous:
         raise HelperError(f"hessian: shape {hessian.shape} is not square and contiguous")
+    order = settling_order(np.diagonal(hessian))
+    hessian = _in_order(hessian, order)
     size = int(lib.gm_feedback_floats(cols))
-    out = Feedback(cols, np.zeros(size, np.float32), np.zeros(cols, np.float32))
+    out = Feedback(cols, order, np.zeros(size, np.float32), np.zeros(cols, np.float32))
     status = lib.gm_gptq_prepare(
         _ptr("double *", hessian), damping, _feedback(out), threads or cpu_threads(), flags
     )
     _check(status, "gptq_prepare")
     return out
+
+
+def settling_order(diagonal: F64) -> I64:
+    """Columns in the order in which they are rounded: by group, the strongest first.
+
+    Errors are made up for by later columns, so that those which see the largest inputs come first
+    and the least important ones carry what is left. Groups are ranked by the sum of their
+    diagonal, columns of a group by their own; ties keep their places. A last group that is not
+    full stays last, where the helper expects it.
+    """
+    full = diagonal.size // GROUP
+    blocks = diagonal[: full * GROUP].reshape(full, GROUP)
+    sums = np.zeros(full)
+    for j in range(GROUP):  # one by one: np.sum does not promise an order
+        sums += blocks[:, j]
+    groups = np.argsort(-sums, kind="stable")
+    inside = np.argsort(-blocks[groups], axis=1, kind="stable")
+    rest = full * GROUP + np.argsort(-diagonal[full * GROUP :], kind="stable")
+    order: I64 = np.concatenate(((groups[:, None] * GROUP + inside).ravel(), rest)).astype(np.int64)
+    return order
+
+
+def _in_order(hessian: F64, order: I64) -> F64:
+    """The lower triangle of a Hessian whose columns have changed places."""
+    out = new_hessian(order.size)
+    for i, at in enumerate(order):
+        before = order[: i + 1]
+        above = before > at
+        out[i, : i + 1] = hessian[at, before]
+        out[i, : i + 1][above] = hessian[before[above], at]
+    return out
+
+
+def _back(values: U8, order: I64) -> None:
+    """Put columns that were made in an order to their own places."""
+    values[:, order] = values.copy()
 
 
 def _feedback(feedback: Feedback) -> Any:
@@ -377,15 +421,21 @@ def gptq_rows(
     w = _matrix(weights)
     out = _empty_rows(w.shape[0], w.shape[1], segments)
     formats = _by_group(out.segments, out.cols)
+    if feedback.cols != out.cols:
+        raise HelperError(f"gptq_rows: {out.cols} columns; the feedback has {feedback.cols}")
+    groups = feedback.order[::GROUP] // GROUP
     status = lib.gm_gptq_rows(
-        _ptr("float *", w),
+        _ptr("float *", _moved := np.ascontiguousarray(w[:, feedback.order])),
         _feedback(feedback),
-        _ptr("uint8_t *", formats),
+        _ptr("uint8_t *", _kinds := np.ascontiguousarray(formats[groups])),
         _struct(out),
         threads or cpu_threads(),
         flags,
     )
     _check_weights(status, "gptq_rows", w)
+    _back(out.codes[:, : out.cols], feedback.order)
+    _back(out.scales, groups)
+    _back(out.zps, groups)
     return out
 
 

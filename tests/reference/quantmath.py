@@ -333,6 +333,33 @@ def factorise(lower: F64, damping: float) -> tuple[F64, F32]:
     return np.tril(h), (pivots * pivots).astype(np.float32)
 
 
+def settling_order(diagonal: F64) -> list[int]:
+    """Columns by falling diagonal, in groups by falling sum; a short last group stays last."""
+    groups = [list(range(g, min(g + 32, len(diagonal)))) for g in range(0, len(diagonal), 32)]
+    short = [groups.pop()] if len(diagonal) % 32 else []
+    sums = [0.0] * len(groups)
+    for g, columns in enumerate(groups):
+        for c in columns:
+            sums[g] += diagonal[c]
+    ranked = [groups[g] for g in sorted(range(len(groups)), key=lambda g: -sums[g])]
+    return [c for group in ranked + short for c in sorted(group, key=lambda c: -diagonal[c])]
+
+
+def gptq(weights: F32, lower: F64, damping: float, formats: U8 | None = None) -> Stored:
+    """Error feedback of a Hessian's lower triangle, in the order of `settling_order`."""
+    order = np.array(settling_order(lower.diagonal()))
+    groups = order[::32] // 32
+    full = lower + np.tril(lower, -1).T
+    factor, diag = factorise(np.tril(full[np.ix_(order, order)]), damping)
+    kinds = None if formats is None else formats[groups]
+    made = gptq_rows(weights[:, order], factor, diag, kinds)
+    out = _empty(*weights.shape)
+    out.supers[:] = made.supers
+    out.codes[:, order] = made.codes[:, : len(order)]
+    out.scales[:, groups], out.zps[:, groups] = made.scales, made.zps
+    return out
+
+
 def gptq_rows(weights: F32, factor: F64, diag: F32, formats: U8 | None = None) -> Stored:
     """gm_gptq_rows with the factor of `factorise`."""
     rows, cols = weights.shape
@@ -355,36 +382,75 @@ def gptq_rows(weights: F32, factor: F64, diag: F32, formats: U8 | None = None) -
             w, _, measure = _scaled(tile + fed)
             fit = None if q8 else best_fit(w, q[g], sq[g])
             grid, _ = _place(w, q[g], sq[g], measure, supers, fit)
-            codes = _round_group(
-                tile,
-                fed,
-                feed[base : base + 32, base : base + 32],
-                supers,
-                grid,
-                q8,
-                errors[base : base + 32],
-            )
-            _store(out, g, grid, codes, cols, q8)
+            inside = feed[base : base + 32, base : base + 32]
+            best = _round_group(tile, fed, inside, q[g], supers, grid, q8)
+            if not q8:
+                best = _round_near(tile, fed, inside, q[g], supers, best)
+            errors[base : base + 32] = best.errors
+            _store(out, g, best.grid, best.codes, cols, q8)
     return out
 
 
-def _round_group(
-    w: F32, fed: F32, feed: F32, supers: F32, grid: Grid, q8: bool, errors: F32
-) -> F32:
-    """Columns of a group in turn; fills errors [32, rows] and returns codes [32, rows]."""
+@dataclass(frozen=True)
+class Rounded:
+    """A group rounded at a grid point: codes and errors [32, rows], loss in grid.err [rows]."""
+
+    grid: Grid
+    codes: F32
+    errors: F32
+
+
+def _round_near(w: F32, fed: F32, feed: F32, q: F32, supers: F32, best: Rounded) -> Rounded:
+    """The best of six scales and then four zero points near a grid point."""
+    start = best.grid
+    for factor in (0.94, 0.96, 0.98, 1.02, 1.04, 1.06):
+        moved = replace(start, scale=start.scale * np.float32(factor))
+        best = _try_rounding(w, fed, feed, q, supers, moved, best)
+    start = best.grid
+    for shift in (-4, -2, 2, 4):
+        moved = replace(start, zp=start.zp + np.float32(shift))
+        best = _try_rounding(w, fed, feed, q, supers, moved, best)
+    return best
+
+
+def _try_rounding(
+    w: F32, fed: F32, feed: F32, q: F32, supers: F32, moved: Grid, best: Rounded
+) -> Rounded:
+    used = best.grid.scale > 0
+    scale, zp = _whole(moved.scale, 1, 255), _whole(moved.zp, 0, 255)
+    grid = Grid(_keep(used, scale), _keep(used, zp), moved.err)
+    other = _round_group(w, fed, feed, q, supers, grid, False)
+    better = other.grid.err < best.grid.err
+    return Rounded(
+        Grid(
+            np.where(better, other.grid.scale, best.grid.scale),
+            np.where(better, other.grid.zp, best.grid.zp),
+            np.where(better, other.grid.err, best.grid.err),
+        ),
+        np.where(better, other.codes, best.codes),
+        np.where(better, other.errors, best.errors),
+    )
+
+
+def _round_group(w: F32, fed: F32, feed: F32, q: F32, supers: F32, grid: Grid, q8: bool) -> Rounded:
+    """Columns of a group in turn, and what it loses."""
     used = grid.scale > 0
     step = grid.scale * (supers if q8 else supers * np.float32(16))
     inv = _keep(used, ONE / np.where(used, step, ONE))
-    total, codes = fed.copy(), np.zeros_like(w)
+    total, codes, errors = fed.copy(), np.zeros_like(w), np.zeros_like(w)
+    loss = np.zeros_like(grid.scale)
     for j in range(32):
-        t = (w[j] + total[j]) * inv + grid.zp * SIXTEENTH
-        code = _code127(t) if q8 else _code15(t)
-        number = code if q8 else code * np.float32(16) - grid.zp
-        errors[j] = w[j] - supers * (grid.scale * number)
-        codes[j] = code
+        want = w[j] + total[j]
+        t = want * inv + grid.zp * SIXTEENTH
+        codes[j] = _code127(t) if q8 else _code15(t)
+        number = codes[j] if q8 else codes[j] * np.float32(16) - grid.zp
+        value = supers * (grid.scale * number)
+        miss = want - value
+        errors[j] = w[j] - value
+        loss = loss + (miss * q[j]) * miss
         for k in range(j + 1, 32):
             total[k] = total[k] + errors[j] * feed[j, k]
-    return codes
+    return Rounded(replace(grid, err=loss), codes, errors)
 
 
 # ---- layout, from csrc/FORMAT.md section 4 ----

@@ -58,12 +58,20 @@ def test_search_of_mixed_formats_equals_slow_definition() -> None:
 def test_gptq_equals_slow_definition() -> None:
     w, x = heavy(37, 100, 7), correlated(70, 100)
     lower = slow.hessian(x)
-    factor, diag = slow.factorise(lower, quant.DAMPING)
-    feedback = quant.gptq_prepare(lower.copy())
-    np.testing.assert_array_equal(feedback.diag, diag)
-    same(quant.gptq_rows(w, feedback), slow.gptq_rows(w, factor, diag))
+    feedback = quant.gptq_prepare(lower)
+    same(quant.gptq_rows(w, feedback), slow.gptq(w, lower, quant.DAMPING))
     kinds = np.array([3, 6, 6, 3], np.uint8)
-    same(quant.gptq_rows(w, feedback, MIXED), slow.gptq_rows(w, factor, diag, kinds))
+    same(quant.gptq_rows(w, feedback, MIXED), slow.gptq(w, lower, quant.DAMPING, kinds))
+
+
+@pytest.mark.parametrize("cols", [1, 31, 32, 33, 64, 333])
+def test_columns_settle_by_group_the_strongest_first(cols: int) -> None:
+    diagonal = rng(cols).integers(1, 50, cols).astype(np.float64)  # with ties
+    order = quant.settling_order(diagonal)
+    assert order.tolist() == slow.settling_order(diagonal)
+    assert sorted(order) == list(range(cols))
+    for first in range(0, cols, 32):
+        assert len(set(order[first : first + 32] // 32)) == 1
 
 
 @pytest.mark.parametrize(("tokens", "cols"), [(1, 1), (33, 5), (70, 100), (64, 261)])
