@@ -37,6 +37,7 @@ from typing import Any
 import peer_build
 import peer_own
 import peer_report
+from otherwork import OtherWork
 
 from gemrun import machine
 from gemrun.bench import percentile
@@ -282,6 +283,7 @@ def measure(
         if setting != left_out
     ]
     results = {key: Result() for key in wanted}
+    others = OtherWork()
     progress = Progress(sys.stderr, tool="neighbours")
     for turn in range(given.rounds):
         for number, (beside, setting) in enumerate(wanted):
@@ -289,6 +291,7 @@ def measure(
             progress.update(f"{beside}, {setting}", done, given.rounds * len(wanted))
             one(given, beside, places(setting, cores, groups), results[beside, setting])
     progress.clear()
+    notes.append(f"meanwhile {others.text()}")
     return results
 
 
@@ -303,8 +306,7 @@ def _names(known: Sequence[str], what: str, text: str) -> list[str]:
 def facts(given: argparse.Namespace) -> list[str]:
     """The machine and what was run."""
     return [
-        f"processor: {machine.cpu_name()}, {machine.cores()} cores; load before the run "
-        f"{os.getloadavg()[0]:.2f}",
+        f"processor: {machine.cpu_name()}, {machine.cores()} cores",
         f"{given.model.name}: {given.rounds} x {given.runs} runs of {peer_own.SHORT} ids and "
         f"{given.tokens} greedy tokens, {given.threads} threads (fewer where cores are kept free)"
         + (f", at least {given.minutes:g} minutes each" if given.minutes else ""),

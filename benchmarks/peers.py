@@ -27,6 +27,7 @@ import peer_build
 import peer_models
 import peer_own
 import peer_report
+from otherwork import OtherWork
 from peer_build import Peer, PeerError
 
 from gemrun import machine
@@ -36,7 +37,6 @@ from gemrun.progress import Progress
 HERE = Path(__file__).resolve().parent
 TIME_LIMIT_S = 900  # of one measurement
 PASSES = 15  # of the streaming loop, for each of its two forms
-QUIET_LOAD = 0.6  # above this, something else runs
 SHOWN_FLAGS = (
     *("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512vbmi", "avx512_bf16"),
     *("amx_int8", "asimd", "asimddp", "i8mm", "sve"),
@@ -254,14 +254,13 @@ def measure(run: Run, model: str, engines: Sequence[Engine]) -> None:
 
 # ---- the machine and the tools, in words ----
 def facts() -> dict[str, str]:
-    """The machine; its load as it is now."""
+    """The machine."""
     flags = peer_build.cpu_flags()
     compiler = peer_build.run([*peer_build.compiler(), "--version"], "cc", "install a C compiler")
     return {
         "processor": f"{machine.cpu_name()}, {machine.cores()} cores",
         "vector extensions": " ".join(flag for flag in SHOWN_FLAGS if flag in flags) or "unknown",
         "system": f"{platform.system()} {platform.release()}, {compiler.splitlines()[0]}",
-        "load before the run": f"{os.getloadavg()[0]:.2f}",
     }
 
 
@@ -376,14 +375,12 @@ def benchmark(given: argparse.Namespace) -> dict[str, Any]:
     run = Run(given, record)
     if given.prepare:
         return record
-    busy = float(record["machine"]["load before the run"]) > QUIET_LOAD  # type: ignore[index]
-    if busy:
-        run.record["notes"].append("**the machine was busy: these figures are a trial, no result**")
+    others = OtherWork()
     for model in models:
         engines = list(engines_of(model, given, peers))
         describe(run, model, engines)
         measure(run, model.name, engines)
-    run.record["machine"]["load at its end, of this run itself"] = f"{os.getloadavg()[0]:.2f}"
+        run.record["machine"]["meanwhile"] = others.text()
     keep(run.record)
     return run.record
 

@@ -198,3 +198,21 @@ def test_with_affinity_the_neighbours_get_the_last_core() -> None:
     assert (split["engine"].niceness, split["stream"].niceness) == (0, 19)
     alone = neighbours.places("affinity", frozenset({0}), {})
     assert alone["engine"].cores == alone["serial"].cores == {0}
+
+
+def test_busy_and_stolen_time_of_all_cores() -> None:
+    text = "cpu  100 20 30 5000 40 5 6 70 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    assert load("otherwork").busy_and_stolen(text, 100) == (1.61, 0.7)
+
+
+def test_others_are_told_apart_from_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    otherwork = load("otherwork")
+    watch = otherwork.OtherWork(clock=0.0, counted=(10.0, 1.0), mine=2.0)
+    monkeypatch.setattr(otherwork.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(otherwork, "_mine", lambda: 12.0)
+    for now, text in (
+        ((21.0, 2.0), "others used 0.01 cores, the hypervisor took 0.01"),
+        ((70.0, 1.0), "**busy: others used 0.50 cores, the hypervisor took 0.00; "),
+    ):
+        monkeypatch.setattr(otherwork, "_now", lambda value=now: value)
+        assert watch.text().startswith(text)
