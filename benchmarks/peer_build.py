@@ -259,7 +259,7 @@ def build(name: str, jobs: int, progress: Progress) -> Peer:
         _compile(made, recipe, jobs, name, progress)
         mark.write_text(stamp, encoding="utf-8")
     probe = _build_probe(source, made, recipe, name)
-    shown = tuple(flag for flag in flags if flag.startswith("-DGGML"))
+    shown = tuple(flag for flag in flags if flag.startswith("-DGGML") and "CCACHE" not in flag)
     return Peer(name, made / "bin", probe, label, shown)
 
 
