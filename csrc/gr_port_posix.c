@@ -607,7 +607,8 @@ static void gate_open(gate *g)
 void gr_team_barrier(gr_team *team, void (*serial)(void *arg), void *arg)
 {
     uint32_t phase = atomic_load_explicit(&team->phase.value, memory_order_acquire);
-    if (atomic_fetch_add(&team->arrived, 1) + 1 < team->active) {
+    uint32_t active = team->active; /* once all have arrived, the next job may change it */
+    if (atomic_fetch_add(&team->arrived, 1) + 1 < active) {
         gate_wait(&team->phase, phase, team);
         return;
     }

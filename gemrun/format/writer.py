@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -146,8 +147,8 @@ class ArtifactWriter:
         self._done = False
 
     def __enter__(self) -> ArtifactWriter:
-        self._open()
         try:
+            self._open()
             for part in self._parts.values():
                 if part.data is not None:
                     chunks = [part.data] if isinstance(part.data, bytes) else part.data
@@ -232,30 +233,32 @@ class ArtifactWriter:
                     f"{show(str(folder))}: the artifact takes {self.size} bytes, {free} are free; "
                     "free some space or name an output on another disk"
                 )
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self.partial, flags, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise WriteError(
-                    f"{show(self.partial)}: another compile is writing it; wait or name "
-                    "another output"
-                ) from None
+            with _signals_later():  # between the file's birth and our knowing of it
+                self._fd = self._claim()
+            os.ftruncate(self._fd, 0)
+            write_all(self._fd, 0, spec.MAGIC)  # by which the next compile knows it as ours
+            os.posix_fallocate(self._fd, 0, self.size)
+
+    def _claim(self) -> int:
+        """The .partial, new or left by a compile that is gone, for this one alone."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.partial, flags, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.pread(fd, len(spec.MAGIC), 0) not in (b"", spec.MAGIC):
-                os.close(fd)
                 raise WriteError(
                     f"{show(self.partial)}: exists and is no unfinished artifact; move it away, "
                     "or name another output"
                 )
-            self._fd = fd
-            try:
-                os.ftruncate(fd, 0)
-                write_all(fd, 0, spec.MAGIC)  # by which the next compile knows it as ours
-                os.posix_fallocate(fd, 0, self.size)
-            except BaseException:
-                self._drop()
-                raise
+        except BlockingIOError:
+            os.close(fd)
+            raise WriteError(
+                f"{show(self.partial)}: another compile is writing it; wait or name another output"
+            ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def _drop(self) -> None:
         if self._fd >= 0:
@@ -267,6 +270,16 @@ class ArtifactWriter:
     def _write_at(self, at: int, data: bytes | memoryview) -> None:
         with _explained(self.partial, self.size):
             write_all(self._fd, at, data)
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """SIGINT and SIGTERM come behind the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
