@@ -242,22 +242,31 @@ def _compile(build: Path, recipe: Recipe, jobs: int, name: str, progress: Progre
             raise PeerError(f"{name}: the build failed; see {log}")
 
 
+def _is(mark: Path, stamp: str) -> bool:
+    return mark.is_file() and mark.read_text(encoding="utf-8") == stamp
+
+
+def _configure(source: Path, made: Path, flags: Sequence[str], name: str) -> None:
+    if not shutil.which(os.environ.get("CXX") or "c++"):
+        raise PeerError(f"{name}: no C++ compiler; install one (apt-get install g++)")
+    shutil.rmtree(made, ignore_errors=True)
+    run(["cmake", "-S", str(source), "-B", str(made), *flags], name, "see its message")
+
+
 def build(name: str, jobs: int, progress: Progress) -> Peer:
-    """The peer, built if its stamp is not the one of this recipe and CPU."""
+    """The peer; built if there is none of this recipe and CPU."""
     recipe, cpu = RECIPES[name], cpu_flags()
     source = source_of(name, progress)
     made = source.parent / "build"
     flags = (*COMMON, *recipe.flags(cpu))
     label = f"{recipe.package.name} {recipe.package.version}"
     stamp = json.dumps([recipe.package.sha256, recipe.changes, recipe.targets, flags, sorted(cpu)])
-    mark = made / "peer.stamp"
-    if not (mark.is_file() and mark.read_text(encoding="utf-8") == stamp):
-        if not shutil.which(os.environ.get("CXX") or "c++"):
-            raise PeerError(f"{name}: no C++ compiler; install one (apt-get install g++)")
-        shutil.rmtree(made, ignore_errors=True)
-        run(["cmake", "-S", str(source), "-B", str(made), *flags], name, "see its message")
+    if not _is(made / "peer.done", stamp):
+        if not _is(made / "peer.begun", stamp):  # else a broken build goes on
+            _configure(source, made, flags, name)
+            (made / "peer.begun").write_text(stamp, encoding="utf-8")
         _compile(made, recipe, jobs, name, progress)
-        mark.write_text(stamp, encoding="utf-8")
+        (made / "peer.done").write_text(stamp, encoding="utf-8")
     probe = _build_probe(source, made, recipe, name)
     shown = tuple(flag for flag in flags if flag.startswith("-DGGML") and "CCACHE" not in flag)
     return Peer(name, made / "bin", probe, label, shown)
