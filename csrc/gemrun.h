@@ -92,6 +92,9 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
     GEMRUN_WEIGHTS_FULL = 1
 } gemrun_weights_check;
 
+typedef enum gemrun_head { /* two planes: greedy (the default) or top_k to 64 read less of it */
+    GEMRUN_HEAD_DEFAULT, GEMRUN_HEAD_FULL, GEMRUN_HEAD_TWO_PLANE } gemrun_head;
+
 /* How to open. Start from gemrun_config_default(); zero means the default everywhere. */
 typedef struct gemrun_config {
     uint32_t size;               /* sizeof(gemrun_config), set by gemrun_config_default */
@@ -108,7 +111,7 @@ typedef struct gemrun_config {
     uint32_t decode_threads;     /* of one token at a time, 1..8; default, and at most: threads */
     uint32_t balance;            /* 0: pieces of work by turns where cores differ, 1: never,
                                   * 2: always; no result depends on it */
-    uint32_t reserved[6];
+    uint32_t head, reserved[5];  /* gemrun_head; 0 */
 } gemrun_config;
 
 /* How to sample and when to stop. Start from gemrun_request_default(ctx). */
@@ -161,9 +164,9 @@ typedef struct gemrun_stats {
     uint64_t ram_total;          /* their sum: for this thread count */
     uint64_t declared_total;     /* ram_total of the header: for the planned thread count */
     uint64_t locked_bytes;       /* of lock_memory */
-    uint32_t threads;            /* in use */
-    uint32_t pinned;             /* threads whose affinity was set and read back */
-    uint64_t reserved[8];
+    uint32_t threads, pinned;    /* in use; whose affinity was set and read back */
+    double head_candidates, head_candidates_max; /* rows a token of the last run; 0: full heads */
+    uint64_t reserved[6];
 } gemrun_stats;
 
 typedef struct gemrun_info { /* facts of an artifact; strings live as long as the context */
@@ -227,8 +230,8 @@ GEMRUN_API int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id); /* one toke
 GEMRUN_API int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request); /* an id */
 GEMRUN_API int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count,
                                gemrun_logits_fn fn, void *user); /* logits after every position */
-/* Logits and final-norm output of the last token; NULL before a prefill, and once the logits were
- * changed by sampling with a bias, a ban or a penalty. */
+/* Logits, all of them whatever the head, and final-norm output of the last token; NULL before a
+ * prefill, and once the logits were changed by sampling with a bias, a ban or a penalty. */
 GEMRUN_API const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count);
 GEMRUN_API const float *gemrun_embedding(const gemrun_context_t *ctx, uint32_t *out_count);
 GEMRUN_API int32_t gemrun_run_tests(gemrun_context_t *ctx); /* stored vectors: how many passed */

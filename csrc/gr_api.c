@@ -104,6 +104,8 @@ static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, g
         return gr_fail(e, GEMRUN_E_THREADS, GR_F_DECODE_THREADS, GB_MAX_THREADS, q->decode_threads);
     if (q->balance > 2)
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_BALANCE, 2, q->balance);
+    if (q->head > GEMRUN_HEAD_TWO_PLANE)
+        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_HEAD, GEMRUN_HEAD_TWO_PLANE, q->head);
     return q->threads > GB_MAX_THREADS
                ? gr_fail(e, GEMRUN_E_THREADS, GR_F_THREADS, GB_MAX_THREADS, q->threads)
                : GEMRUN_OK;
@@ -140,6 +142,7 @@ static gemrun_status apply_config(gemrun_context_t *ctx, const gemrun_config *q)
     if (e->chunk > c->chunk)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_BATCH, c->chunk, e->chunk);
     e->chunk = e->chunk < GR_STEP_MAX ? e->chunk : GR_STEP_MAX;
+    gr_take_head(ctx, q);
     gemrun_status st = gr_take_kernels(ctx, q->kernel);
     return st == GEMRUN_OK ? choose_threads(ctx, q) : st;
 }

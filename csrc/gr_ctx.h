@@ -7,6 +7,9 @@
 
 #include "gr_kern.h"
 #include "gr_port.h"
+#ifndef GR_MINIMAL
+#include "gr_planes.h"
+#endif
 
 static inline bool gr_finite(float x)
 {
@@ -28,6 +31,9 @@ struct gemrun_context { /* at the start of the engine block */
     gemrun_stats last;             /* of the last run */
     gr_kernels kern;               /* of this processor, or the forced one */
     char name[65], family[17], target[17], kernel[40];
+#ifndef GR_MINIMAL
+    gr_planes planes;              /* of a head in two planes */
+#endif
 };
 
 typedef struct gr_call { /* what a call changes on its thread and puts back */
@@ -84,6 +90,10 @@ void gr_unpin(const gemrun_context_t *ctx);
 /* gr_adjust.c: bans, biases and stop strings are checked; the logits are changed in place. */
 gemrun_status gr_check_lists(gr_engine *e, const gemrun_request *q);
 gemrun_status gr_adjust(gr_engine *e, const gemrun_request *q, float *logits, uint32_t rows);
+/* gr_planes.c: by the config's head, from the high plane first or always in full. */
+void gr_take_head(gemrun_context_t *ctx, const gemrun_config *q);
+/* gr_head.c: all logits of the last token, where only the best were wanted. False: not finite. */
+bool gr_head_all(gr_engine *e);
 /* gr_generate.c: why a run must end before its next step. */
 uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r);
 #else
@@ -91,6 +101,8 @@ uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r);
 #define gr_unpin(ctx) ((void)(ctx))
 #define gr_adjust(e, q, logits, rows) GEMRUN_OK
 #define gr_interrupted(ctx, r) ((r)->finish)
+#define gr_take_head(ctx, q) ((void)(ctx))
+#define gr_head_all(e) true
 static inline uint32_t gr_bind(const gemrun_context_t *ctx)
 {
     return (void)ctx, 0;

@@ -168,6 +168,8 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
     gr_reset(ctx);
+    ctx->planes.request = q;
+    ctx->planes.heads = ctx->planes.candidates = ctx->planes.most_candidates = 0;
     uint64_t encoded = gr_port_now();
     gemrun_status st = gr_append(ctx, prompt_of(&ctx->e), count, &r.run);
     uint64_t prefilled = gr_port_now();
@@ -175,6 +177,10 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
         s->prefill_tps = per_second(count, prefilled - encoded);
         st = decode_loop(&r);
     }
+    ctx->planes.request = NULL;
+    if (ctx->planes.heads > 0)
+        s->head_candidates = (double)ctx->planes.candidates / (double)ctx->planes.heads;
+    s->head_candidates_max = ctx->planes.most_candidates;
     end_text(&r);
     s->generated_tokens = r.count;
     s->finish = st == GEMRUN_OK ? r.run.finish : GEMRUN_FINISH_ERROR;

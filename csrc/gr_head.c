@@ -1,7 +1,8 @@
 /* gr_head.c: the residual stream of one token becomes logits, as NUMERICS.md writes it down.
  *
- * The final norm is a serial step; then the rows are cut into units of 32, of which a thread takes
- * a contiguous share. */
+ * The final norm is a serial step; then the rows are cut into units of 32, which the threads share
+ * out. gr_planes.c does it with fewer bytes where only the best tokens are wanted. */
+#include "gr_ctx.h"
 #include "gr_model.h"
 
 static void begin(void *arg) /* the final norm */
@@ -11,28 +12,42 @@ static void begin(void *arg) /* the final norm */
     const gr_view *v = &e->v;
     uint32_t hidden = v->conf.hidden;
     float *y = (float *)(void *)e->buf[GB_BUF_HIDDEN];
+    h->m = gr_matrix(v, &v->tensors[v->conf.tens_head]);
     h->xn = gr_input_of(e, GB_BUF_XN, &v->tensors[v->conf.tens_head]);
-    bool ok = e->kern->norm(h->x, gr_vector(v, &v->tensors[v->conf.tens_final_norm]), hidden,
-                            v->conf.norm_eps, y);
+    bool ok = !h->x || e->kern->norm(h->x, gr_vector(v, &v->tensors[v->conf.tens_final_norm]),
+                                     hidden, v->conf.norm_eps, y);
     ok &= e->kern->act(y, &h->xn, 0, 0, hidden);
     h->bad[GB_MAX_THREADS] |= !ok;
+    e->screened = gr_planes_begin(h);
+}
+
+void gr_head_rows(gr_head *h, uint32_t panel, uint32_t rows, uint32_t thread)
+{
+    const gr_engine *e = h->e;
+    float *z = (float *)(void *)e->buf[GB_BUF_LOGITS] + (size_t)GB_PANEL * panel;
+    gr_multiply(e, &h->m, &h->xn, panel, 0, 1, rows, z, rows);
+    h->bad[thread] |= !e->kern->finite(z, rows);
+    if (e->v.conf.flags & GB_CONFF_FINAL_SOFTCAP)
+        e->kern->softcap(z, rows, e->v.conf.final_softcap);
+}
+
+static void every_row(void *arg, gr_range units, uint32_t thread)
+{
+    gr_head *h = arg;
+    uint32_t all = h->e->v.conf.vocab_rows;
+    for (uint32_t u = units.from; u < units.to; u++)
+        gr_head_rows(h, 2 * u, gr_least(GB_UNIT, all - GB_UNIT * u), thread);
 }
 
 void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads)
 {
     const gr_engine *e = h->e;
-    const gb_conf *conf = &e->v.conf;
+    uint32_t units = (e->v.conf.vocab_rows + GB_UNIT - 1) / GB_UNIT;
     gr_team_barrier(e->team, begin, h);
-    gr_mat m = gr_matrix(&e->v, &e->v.tensors[conf->tens_head]);
-    gr_range r = gr_share((conf->vocab_rows + GB_UNIT - 1) / GB_UNIT, thread, threads);
-    for (uint32_t u = r.from; u < r.to; u++) {
-        uint32_t rows = gr_least(GB_UNIT, conf->vocab_rows - GB_UNIT * u);
-        float *z = (float *)(void *)e->buf[GB_BUF_LOGITS] + (size_t)GB_UNIT * u;
-        gr_multiply(e, &m, &h->xn, 2 * u, 0, 1, rows, z, GB_UNIT);
-        h->bad[thread] |= !e->kern->finite(z, rows);
-        if (conf->flags & GB_CONFF_FINAL_SOFTCAP)
-            e->kern->softcap(z, rows, conf->final_softcap);
-    }
+    if (e->screened)
+        gr_planes_part(h, thread, threads);
+    else
+        gr_split(e, units, every_row, h, thread, threads);
 }
 
 bool gr_head_bad(const gr_head *h)
@@ -63,4 +78,12 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
             stop = fn(user, e->pos + t, z, conf->vocab_rows) != 0;
     }
     return good;
+}
+
+bool gr_head_all(gr_engine *e)
+{
+    gr_head h = {.e = e};
+    if (e->screened)
+        gr_team_run(e->team, e->decode_threads, alone, &h);
+    return !gr_head_bad(&h);
 }

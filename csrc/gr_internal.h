@@ -31,7 +31,7 @@ typedef struct gr_error {
 typedef enum gr_field {
     GR_F_NONE, GR_F_SIZE, GR_F_RESERVED, GR_F_ALIGNED, GR_F_MEMORY_SIZE, GR_F_WEIGHTS_CHECK,
     GR_F_FOREIGN_BOARD, GR_F_IGNORE_MEMORY, GR_F_LOCK_MEMORY, GR_F_THREADS, GR_F_THREADS_PINNED,
-    GR_F_DECODE_THREADS, GR_F_BALANCE,
+    GR_F_DECODE_THREADS, GR_F_BALANCE, GR_F_HEAD,
     GR_F_AFFINITY, GR_F_BATCH, GR_F_MAX_TOKENS, GR_F_TEMPERATURE, GR_F_TOP_P, GR_F_MIN_P,
     GR_F_PENALTY, GR_F_BANNED_COUNT, GR_F_BIAS_COUNT, GR_F_STOP_COUNT, GR_F_STOP, GR_F_BIAS_VALUE,
     GR_F_BANNED, GR_F_BIAS_ID, GR_F_TOKEN, GR_F_MESSAGES, GR_F_FLAGS, GR_F_CAPACITY, GR_F_COUNT
@@ -119,6 +119,8 @@ typedef struct gr_engine {
     uint8_t *buf[16];    /* arena buffers by gb_buffer kind */
     uint32_t pos;        /* tokens in the cache */
     bool logits_valid;
+    bool screened;       /* they are minus infinity where they are not among the best */
+    struct gr_planes *planes; /* gr_planes.h; NULL: always the full head */
     gr_error err;
     gr_capture capture; /* NULL in normal use */
     void *capture_user;

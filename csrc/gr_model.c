@@ -588,7 +588,8 @@ static bool run(gr_engine *e, gr_fwd *f)
     f->e = e;
     f->x = (float *)(void *)e->buf[GB_BUF_X];
     f->y = (float *)(void *)e->buf[GB_BUF_Y];
-    f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden};
+    f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden,
+                        .ids = f->ids, .count = f->count};
     f->threads = f->count < MANY ? e->decode_threads : e->threads;
     gr_team_run(e->team, f->threads, layers, f);
     bool bad = gr_head_bad(&f->head);

@@ -40,16 +40,25 @@ gr_act gr_input_of(const gr_engine *e, uint32_t kind, const gb_tensor *t);
 /* ---- the head (gr_head.c) ---- */
 typedef struct gr_head { /* logits of one token: GB_BUF_HIDDEN, GB_BUF_LOGITS */
     gr_engine *e;
-    const float *x; /* its residual stream [hidden] */
-    gr_act xn;      /* of the final norm; made by a serial step */
+    const float *x; /* its residual stream [hidden], or NULL: its final norm is there */
+    const uint32_t *ids; /* of this step, the token's the last; not yet in the context */
+    uint32_t count;
+    gr_mat m;       /* this and the following are made by a serial step: the weights */
+    gr_act xn;      /* the final norm */
     bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
 } gr_head;
 
 void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads); /* on every thread */
 bool gr_head_bad(const gr_head *h);
+/* Exact logits of up to 32 rows from a panel on. */
+void gr_head_rows(gr_head *h, uint32_t panel, uint32_t rows, uint32_t thread);
 /* Logits of every token x [count][hidden], in order. `fn` runs with the team at rest; when it stops
  * early, the logits kept are those after the last token all the same. False: not finite. */
 bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn, void *user);
+
+/* gr_planes.c: a serial step that tells whether only the best logits are wanted, and the parts. */
+bool gr_planes_begin(gr_head *h);
+void gr_planes_part(gr_head *h, uint32_t thread, uint32_t threads);
 
 /* ---- splits ---- */
 typedef struct gr_range {

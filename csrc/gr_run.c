@@ -167,6 +167,8 @@ int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request)
     st = gr_check_request(&ctx->e, request, &q);
     if (st == GEMRUN_OK && !ctx->e.logits_valid)
         st = gr_fail(&ctx->e.err, GEMRUN_E_STATE, 0, 0, 0);
+    if (st == GEMRUN_OK && !gr_head_all(&ctx->e))
+        st = gr_fail(&ctx->e.err, GEMRUN_E_NONFINITE, 0, ctx->e.pos, 0);
     st = st == GEMRUN_OK ? gr_draw(ctx, &q, &id) : st;
     return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)id);
 }
@@ -197,7 +199,13 @@ static const float *idle_buffer(const gemrun_context_t *ctx, uint32_t kind)
 
 const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count)
 {
+    gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
     const float *p = idle_buffer(ctx, GB_BUF_LOGITS);
+    gr_call c;
+    if (p && ctx->e.screened && gr_enter(own, &c) == GEMRUN_OK) {
+        p = gr_head_all(&own->e) ? p : NULL;
+        gr_leave(own, &c, 0);
+    }
     if (out_count)
         *out_count = p ? ctx->e.v.conf.vocab_rows : 0;
     return p;

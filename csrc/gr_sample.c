@@ -137,7 +137,7 @@ gemrun_status gr_sample(gr_engine *e, const gemrun_request *q, gr_rng *rng, uint
 {
     float *logits = (float *)(void *)e->buf[GB_BUF_LOGITS];
     uint32_t rows = e->v.conf.vocab_rows, best = UINT32_MAX;
-    for (uint32_t i = 0; i < rows; i++) /* before anything could hide it (O20) */
+    for (uint32_t i = 0; i < rows && !e->screened; i++) /* before anything could hide it (O20) */
         if (!gr_finite(logits[i]))
             return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, 0, i);
     gemrun_status st = gr_adjust(e, q, logits, rows);

@@ -31,6 +31,7 @@ static const struct {
     [GR_F_THREADS_PINNED] = {NUMBER, "threads", "1 to #, the bits of the affinity mask"},
     [GR_F_DECODE_THREADS] = {NUMBER, "decode_threads", "1 to #"},
     [GR_F_BALANCE] = {NUMBER, "balance", "0 to #"},
+    [GR_F_HEAD] = {NUMBER, "head", "0 to #"},
     [GR_F_AFFINITY] = {MASK, "thread_affinity", "bits of #, the cores allowed"},
     [GR_F_BATCH] = {NUMBER, "prefill_batch_size", "1 to #"},
     [GR_F_MAX_TOKENS] = {NUMBER, "max_tokens", "1 to #"},

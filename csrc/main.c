@@ -19,7 +19,7 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
 
 typedef struct options {
-    const char *path, *prompt, *system, *kernel;
+    const char *path, *prompt, *system, *kernel, *head;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
     uint32_t help, version, ignore_memory, lock_memory, tune;
     uint64_t decode_threads, balance;
@@ -77,6 +77,8 @@ static const struct option {
      "N  prompt tokens per step, at most as compiled (as compiled)"},
     {"--kernel", TEXT, AT(kernel), 0, 0, 0,
      "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
+    {"--head", TEXT, AT(head), 0, 0, 0,
+     "NAME  full or two-plane: read less of the head for equal tokens (where faster)"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
@@ -195,6 +197,23 @@ static int store(options *o, const struct option *at, const char *value)
         o->bans[o->ban_count++] = (uint32_t)number;
         return 0;
     }
+}
+
+static int parse_head(const char *name, uint32_t *out)
+{
+    static const char *const names[] = {[GEMRUN_HEAD_FULL] = "full",
+                                        [GEMRUN_HEAD_TWO_PLANE] = "two-plane"};
+    for (uint32_t i = 1; name && i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *out = i;
+            return 0;
+        }
+    }
+    if (name) {
+        fprintf(stderr, "gemrun: --head: %s is unknown; use full or two-plane\n",
+                *name ? name : "an empty text");
+    }
+    return name ? EXIT_USAGE : 0;
 }
 
 /* How many letters must change, come or go to make one name of the other. */
@@ -454,6 +473,8 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
            s->prompt_tokens, s->generated_tokens);
     printf("\"prefill_tps\": %.3f, \"decode_max_ms\": %.3f, \"threads\": %u, \"finish\": \"%s\", ",
            s->prefill_tps, s->decode_max_ms, s->threads, finishes[s->finish]);
+    printf("\"head_candidates\": %.3f, \"head_candidates_max\": %.0f, ", s->head_candidates,
+           s->head_candidates_max);
     printf("\"ram_total\": %llu, \"tokens\": [", (unsigned long long)s->ram_total);
     for (int32_t i = 0; i < count; i++) {
         printf("%s%d", i ? ", " : "", ids[i]);
@@ -465,11 +486,16 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
 
 static void print_stats(const gemrun_stats *s)
 {
+    char head[80] = "";
+    if (s->head_candidates_max > 0) {
+        snprintf(head, sizeof head, "; head %.1f candidates a token, at most %.0f",
+                 s->head_candidates, s->head_candidates_max);
+    }
     fprintf(stderr,
             "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens, %.1f tok/s; "
-            "context %u of %u; memory %.1f MB with %u threads\n",
+            "context %u of %u%s; memory %.1f MB with %u threads\n",
             s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
-            s->prefill_tps, s->kv_used, s->kv_size, (double)s->ram_total * 1e-6, s->threads);
+            s->prefill_tps, s->kv_used, s->kv_size, head, (double)s->ram_total * 1e-6, s->threads);
 }
 
 static int print_info(gemrun_context_t *ctx, const options *o)
@@ -777,6 +803,10 @@ static int run(int argc, char **argv)
         return 0;
     }
     gemrun_config c = gemrun_config_default();
+    code = parse_head(o.head, &c.head);
+    if (code != 0) {
+        return code;
+    }
     c.threads = (uint32_t)o.threads;
     c.decode_threads = (uint32_t)o.decode_threads;
     c.balance = (uint32_t)o.balance;

@@ -34,6 +34,7 @@ CONFIG_RANGES = {
     "balance": (0, 2),
     "thread_affinity": (0, UINT64_MAX),
 }
+HEADS = {"full": 1, "two-plane": 2}  # gemrun_head
 SWITCHES = ("weights_check", "allow_foreign_board", "ignore_memory", "lock_memory")
 INTEGER_SETTINGS = {"top_k": (0, INT32_MAX), "seed": (0, UINT64_MAX)}
 # The range in words, and whether a value is in it.
@@ -160,7 +161,18 @@ def config_value(name: str, value: object) -> int:
     """A setting of gemrun_config but the kernel."""
     if name in CONFIG_RANGES:
         return integer(name, value, *CONFIG_RANGES[name])
+    if name == "head":
+        return head(value)
     return switch(name, value)
+
+
+def head(value: object) -> int:
+    """How the head is computed, by its name."""
+    if not isinstance(value, str):
+        wrong_type("head", value, " or ".join(map(repr, HEADS)))
+    if value not in HEADS:
+        wrong_value("head", value, " or ".join(map(repr, HEADS)))
+    return HEADS[value]
 
 
 def switch(name: str, value: object) -> int:

@@ -38,6 +38,7 @@ class Options:
     max_tokens: int | None = None  # None: MAX_TOKENS, or what the context has room for
     threads: int | None = None
     kernel: str | None = None
+    head: str | None = None  # full or two-plane
     kv_cache_size: int | None = None
     depths: tuple[int, ...] | None = None  # None: 0, 1/4, 1/2 and 3/4 of the context; (): none
     chat: bool = False
@@ -119,6 +120,8 @@ def measure(options: Options, listener: Listener) -> Report:
         settings["kv_cache_size"] = options.kv_cache_size
     if options.kernel:
         settings["kernel"] = options.kernel
+    if options.head:
+        settings["head"] = options.head
     before = time.monotonic_ns()
     with GemRunContext(options.model, **settings) as context:
         open_ms = (time.monotonic_ns() - before) / NS_PER_MS
@@ -157,11 +160,16 @@ def _measure(
         listener.progress("iterations", number, options.iterations)
     tokens_made = sum(item.generated_tokens for item in iterations)
     results = _measure_depths(context, options, depths, iterations[-1], listener)
+    last = tokens.stats
     return Report(
         cpu=machine.cpu_name(),
         cores=machine.cores(),
         info=context.info,
-        stats=context.stats(),
+        stats=replace(
+            context.stats(),
+            head_candidates=last.head_candidates,
+            head_candidates_max=last.head_candidates_max,
+        ),
         open_ms=open_ms,
         iterations=tuple(iterations),
         steps_ms=tuple(steps),

@@ -75,10 +75,20 @@ def render(report: Report) -> list[str]:
         f"prefill: {last.prompt_tokens} tokens, {prefill:.1f} tps ± {prefill_spread:.1f} tps",
         f"decode: {last.generated_tokens} tokens, per token median {percentile(steps, 0.5):.2f} ms,"
         f" p99 {percentile(steps, 0.99):.2f} ms, max {max(steps):.2f} ms ({len(steps)} measured)",
+        *_head_lines(report.stats),
         *(_depth_line(depth) for depth in report.depths),
         f"open: {report.open_ms:.1f} ms",
         *_memory_lines(report.footprint),
         _power_line(report),
+    ]
+
+
+def _head_lines(stats: Stats) -> list[str]:
+    if stats.head_candidates_max == 0:
+        return []
+    return [
+        f"head: two planes, {stats.head_candidates:.1f} candidates a token, at most "
+        f"{stats.head_candidates_max:.0f}"
     ]
 
 
@@ -135,6 +145,8 @@ def as_json(report: Report) -> str:
         "decode_ms_p99": percentile(steps, 0.99),
         "decode_ms_max": max(steps),
         "open_ms": report.open_ms,
+        "head_candidates": report.stats.head_candidates,
+        "head_candidates_max": report.stats.head_candidates_max,
         "iterations": [asdict(item) for item in report.iterations],
         "depths": [asdict(depth) for depth in report.depths],
         "memory": _memory_json(report.footprint),

@@ -48,6 +48,12 @@ def _depths(
 )
 @click.option("--kernel", default=None, help="Force a kernel: scalar, avx2.")
 @click.option(
+    "--head",
+    type=click.Choice(["full", "two-plane"]),
+    default=None,
+    help="Two planes read less of the head for equal tokens.  [default: where it is faster]",
+)
+@click.option(
     "--kv-cache-size",
     type=click.IntRange(1),
     default=None,

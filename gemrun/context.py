@@ -51,6 +51,7 @@ class Config(TypedDict, total=False):
     ignore_memory: bool
     lock_memory: bool
     kernel: str
+    head: str  # "full", or "two-plane": greedy and top_k to 64 read less of it, tokens are equal
 
 
 class Settings(TypedDict, total=False):
@@ -94,6 +95,8 @@ class Stats:
     locked_bytes: int
     threads: int
     pinned: int
+    head_candidates: float  # rows a token that the high plane left; 0: every head was full
+    head_candidates_max: float
 
 
 @dataclass(frozen=True)
