@@ -1,7 +1,7 @@
-/* gr_crc.c: CRC-32 as zlib computes it, eight bytes a step.
+/* gr_crc.c: CRC-32 as zlib computes it, four bytes a step.
  *
  * The table of a byte is the exclusive-or of the tables of its bits (the checksum is linear), so
- * the eight 1 KB tables are written here as eight constants each and built by the compiler. */
+ * the four 1 KB tables are written here as eight constants each and built by the compiler. */
 #include "gr_internal.h"
 
 #define BYTE(i, a, b, c, d, e, f, g, h)                                                     \
@@ -16,7 +16,7 @@
 #define TABLE(...) {ROW64(0, __VA_ARGS__), ROW64(64, __VA_ARGS__),                          \
                     ROW64(128, __VA_ARGS__), ROW64(192, __VA_ARGS__)}
 
-static const uint32_t table[8][256] = { /* table[k]: a byte followed by k zero bytes */
+static const uint32_t table[4][256] = { /* table[k]: a byte followed by k zero bytes */
     TABLE(0x77073096u, 0xEE0E612Cu, 0x076DC419u, 0x0EDB8832u,
           0x1DB71064u, 0x3B6E20C8u, 0x76DC4190u, 0xEDB88320u),
     TABLE(0x191B3141u, 0x32366282u, 0x646CC504u, 0xC8D98A08u,
@@ -24,15 +24,7 @@ static const uint32_t table[8][256] = { /* table[k]: a byte followed by k zero b
     TABLE(0x01C26A37u, 0x0384D46Eu, 0x0709A8DCu, 0x0E1351B8u,
           0x1C26A370u, 0x384D46E0u, 0x709A8DC0u, 0xE1351B80u),
     TABLE(0xB8BC6765u, 0xAA09C88Bu, 0x8F629757u, 0xC5B428EFu,
-          0x5019579Fu, 0xA032AF3Eu, 0x9B14583Du, 0xED59B63Bu),
-    TABLE(0x3D6029B0u, 0x7AC05360u, 0xF580A6C0u, 0x30704BC1u,
-          0x60E09782u, 0xC1C12F04u, 0x58F35849u, 0xB1E6B092u),
-    TABLE(0xCB5CD3A5u, 0x4DC8A10Bu, 0x9B914216u, 0xEC53826Du,
-          0x03D6029Bu, 0x07AC0536u, 0x0F580A6Cu, 0x1EB014D8u),
-    TABLE(0xA6770BB4u, 0x979F1129u, 0xF44F2413u, 0x33EF4E67u,
-          0x67DE9CCEu, 0xCFBD399Cu, 0x440B7579u, 0x8816EAF2u),
-    TABLE(0xCCAA009Eu, 0x4225077Du, 0x844A0EFAu, 0xD3E51BB5u,
-          0x7CBB312Bu, 0xF9766256u, 0x299DC2EDu, 0x533B85DAu)};
+          0x5019579Fu, 0xA032AF3Eu, 0x9B14583Du, 0xED59B63Bu)};
 
 static uint32_t load(const uint8_t *p)
 {
@@ -43,11 +35,10 @@ uint32_t gr_crc32(uint32_t crc, const void *data, size_t size)
 {
     const uint8_t *p = data;
     uint32_t c = ~crc;
-    for (; size >= 8; size -= 8, p += 8) {
-        uint32_t a = c ^ load(p), b = load(p + 4);
-        c = table[7][a & 255] ^ table[6][a >> 8 & 255] ^ table[5][a >> 16 & 255] ^
-            table[4][a >> 24] ^ table[3][b & 255] ^ table[2][b >> 8 & 255] ^
-            table[1][b >> 16 & 255] ^ table[0][b >> 24];
+    for (; size >= 4; size -= 4, p += 4) {
+        c ^= load(p);
+        c = table[3][c & 255] ^ table[2][c >> 8 & 255] ^ table[1][c >> 16 & 255] ^
+            table[0][c >> 24];
     }
     for (; size > 0; size--, p++)
         c = table[0][(c ^ *p) & 255] ^ c >> 8;

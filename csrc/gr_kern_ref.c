@@ -25,7 +25,7 @@ enum { VB = 16 };
 #define GR_NAME "scalar"
 enum { VB = 16 };
 #endif
-enum { PANEL = GB_PANEL, GROUP = GB_GROUP, TILE = 4, LANES = 16, STRIP = VB / 2 }; /* rows */
+enum { PANEL = GB_PANEL, GROUP = GB_GROUP, LANES = 16 };
 
 typedef float vf __attribute__((vector_size(VB)));
 typedef int32_t vi __attribute__((vector_size(VB)));
@@ -62,49 +62,17 @@ GR_INLINE void put_rows(vh sum, int32_t *d) /* two 16-bit partial sums a row -> 
 }
 
 /* A line holds 16 rows x 4 inputs: seen as 16-bit lanes, every nibble of a lane is one input, two
- * lanes a row. A lane sums 16 products of at most 15 * 127: 30480, so 16 bits are enough.
- * The loop stays rolled: all four lines at once need more registers than there are. */
-#define NIBBLES(STEP)                                                   \
-    _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i++) {          \
-        vh w = LOAD(vh, c + 64 * i), z = LOAD(vh, c + 64 * i + VB);     \
-        STEP(w & 15, z & 15, even[i])                                   \
-        STEP(w >> 4 & 15, z >> 4 & 15, even[i + 4])                     \
-        STEP(w >> 8 & 15, z >> 8 & 15, odd[i])                          \
-        STEP(w >> 12, z >> 12, odd[i + 4])                            \
-    }
-#define STEP1(W, Z, J)                                      \
-    {                                                       \
-        vh n = (W), m = (Z), b = splat(x[0].J);      \
-        a0 += n * b, b0 += m * b;                           \
-    }
-#define STEP4(W, Z, J)                                      \
-    {                                                       \
-        vh n = (W), m = (Z), b = splat(x[0].J);      \
-        a0 += n * b, b0 += m * b, b = splat(x[1].J); \
-        a1 += n * b, b1 += m * b, b = splat(x[2].J); \
-        a2 += n * b, b2 += m * b, b = splat(x[3].J); \
-        a3 += n * b, b3 += m * b;                           \
-    }
-
-static void dots1(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
+ * lanes a row. A lane sums 16 products of at most 15 * 127: 30480, so 16 bits are enough. */
+static void dots(const uint8_t *c, const gr_pairs *x, int32_t *d)
 {
-    for (uint32_t row = 0; row < PANEL; row += STRIP, c += 2 * VB) {
-        vh a0 = {0}, b0 = {0};
-        NIBBLES(STEP1)
-        put_rows(a0, d[0] + row), put_rows(b0, d[0] + row + STRIP / 2);
-    }
-}
-
-static void dots4(const uint8_t *c, const gr_pairs *x, int32_t d[][PANEL])
-{
-    for (uint32_t row = 0; row < PANEL; row += STRIP, c += 2 * VB) {
-        uint32_t next = row + STRIP / 2;
-        vh a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0};
-        NIBBLES(STEP4)
-        put_rows(a0, d[0] + row), put_rows(b0, d[0] + next);
-        put_rows(a1, d[1] + row), put_rows(b1, d[1] + next);
-        put_rows(a2, d[2] + row), put_rows(b2, d[2] + next);
-        put_rows(a3, d[3] + row), put_rows(b3, d[3] + next);
+    for (uint32_t row = 0; row < PANEL; row += VB / 4, c += VB) {
+        vh sum = {0};
+        for (uint32_t i = 0; i < 4; i++) {
+            vh w = LOAD(vh, c + 64 * i);
+            sum += (w & 15) * splat(x->even[i]) + (w >> 4 & 15) * splat(x->even[i + 4]);
+            sum += (w >> 8 & 15) * splat(x->odd[i]) + (w >> 12) * splat(x->odd[i + 4]);
+        }
+        put_rows(sum, d + row);
     }
 }
 
@@ -156,23 +124,16 @@ static vf fma_lanes(vf x, float y, vf z)
 #endif
 
 /* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc). */
-GR_INLINE void accumulate(const int32_t *zeros, const float *scales, int32_t high[][PANEL],
-                          int32_t low[][PANEL], const gr_act *a, uint32_t token, uint32_t g,
-                          uint32_t tokens, float acc[][PANEL])
+GR_INLINE void accumulate(const int32_t *zeros, const float *scales, const int32_t *high,
+                          const int32_t *low, int32_t asum, float sa, float *acc)
 {
     for (uint32_t r = 0; r < PANEL; r += VB / 4) {
-        vi zero = LOAD(vi, zeros + r);
-        vf scale = LOAD(vf, scales + r);
-#pragma GCC unroll 4
-        for (uint32_t t = 0; t < tokens; t++) {
-            size_t at = (size_t)(token + t) * a->groups + g;
-            vi d = LOAD(vi, high[t] + r) * 16 - zero * a->asum[at];
-            if (low)
-                d += LOAD(vi, low[t] + r);
-            vf p = __builtin_convertvector(d, vf) * scale;
-            p = fma_lanes(p, a->sa[at], LOAD(vf, acc[t] + r));
-            memcpy(acc[t] + r, &p, VB);
-        }
+        vi d = LOAD(vi, high + r) * 16 - LOAD(vi, zeros + r) * asum;
+        if (low)
+            d += LOAD(vi, low + r);
+        vf p = __builtin_convertvector(d, vf) * LOAD(vf, scales + r);
+        p = fma_lanes(p, sa, LOAD(vf, acc + r));
+        memcpy(acc + r, &p, VB);
     }
 }
 
@@ -183,28 +144,25 @@ GR_INLINE void prefetch(const uint8_t *p)
         __builtin_prefetch(p + i, 0, 1);
 }
 
-/* One superblock of n groups, the first being group g0, for `tokens` (1 or TILE) tokens. Where two
- * planes make a code, `low` is the second one of group g0; both have `step` bytes a group. */
-GR_INLINE void superblock(const gr_scales *s, const uint8_t *high, const uint8_t *low,
-                          uint32_t step, uint32_t n, uint32_t g0, const gr_act *a, uint32_t token,
-                          uint32_t tokens, float acc[][PANEL])
+/* One superblock of n groups, the first being group g0. Where two planes make a code, `low` is the
+ * second one of group g0; both have `step` bytes a group. */
+static void superblock(const gr_scales *s, const uint8_t *high, const uint8_t *low, uint32_t step,
+                       uint32_t n, uint32_t g0, const gr_act *a, uint32_t token, float *acc)
 {
     for (uint32_t g = 0; g < n; g++, high += step) {
-        gr_pairs x[TILE];
-        int32_t d[TILE][PANEL], dl[TILE][PANEL];
-        for (uint32_t t = 0; t < tokens; t++)
-            pairs_of(a->codes + ((size_t)(token + t) * a->groups + g0 + g) * GROUP, &x[t]);
-        if (tokens == 1)
-            prefetch(high + 4608);
-        (tokens == 1 ? dots1 : dots4)(high, x, d);
+        size_t at = (size_t)token * a->groups + g0 + g;
+        gr_pairs x;
+        int32_t d[PANEL], dl[PANEL];
+        pairs_of(a->codes + at * GROUP, &x);
+        prefetch(high + 4608);
+        dots(high, &x, d);
         if (low) {
-            (tokens == 1 ? dots1 : dots4)(low, x, dl);
-            if (tokens == 1)
-                prefetch(low + 4608);
+            prefetch(low + 4608);
+            dots(low, &x, dl);
             low += step;
         }
-        accumulate(s->zero + PANEL * g, s->scale + PANEL * g, d, low ? dl : NULL, a, token,
-                   g0 + g, tokens, acc);
+        accumulate(s->zero + PANEL * g, s->scale + PANEL * g, d, low ? dl : NULL, a->asum[at],
+                   a->sa[at], acc);
     }
 }
 
@@ -214,8 +172,8 @@ static size_t superblock_size(uint32_t format, uint32_t n)
     return (group * n + GB_LINE - 1) / GB_LINE * GB_LINE;
 }
 
-GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
-                              uint32_t tokens, float acc[][PANEL])
+static void quantised(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                      float *acc)
 {
     const uint8_t *start = m->data + m->panel * panel, *p = start + GB_LINE;
     const uint8_t *low = m->low ? m->low + (size_t)256 * m->groups * panel : NULL;
@@ -228,94 +186,56 @@ GR_INLINE void quantised_tile(const gr_mat *m, const gr_act *a, uint32_t panel, 
             uint32_t step = format == GB_FMT_Q8 ? 512 : 256;
             scales_of(format, p + step * n, n, &s);
             const uint8_t *second = low ? low + 256 * g : format == GB_FMT_Q8 ? p + 256 : NULL;
-            superblock(&s, p, second, step, n, g, a, token, tokens, acc);
+            superblock(&s, p, second, step, n, g, a, token, acc);
             p += superblock_size(format, n);
         }
     }
-    float super[PANEL];
-    memcpy(super, start, sizeof super);
-    for (uint32_t t = 0; t < tokens; t++)
+    for (uint32_t r = 0; r < PANEL; r++)
+        acc[r] = ((const float *)(const void *)start)[r] * acc[r];
+}
+
+/* ---- products with float weights: w[inputs][16] ---- */
+
+static void whole(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, float *acc)
+{
+    const float *w = (const float *)(const void *)(m->data + m->panel * panel);
+    const float *x = a->x + (size_t)token * a->cols;
+    for (uint32_t row = 0; row < PANEL; row += VB / 4) {
+        vf sum = {0};
+        for (size_t k = 0; k < m->cols; k++)
+            sum = fma_lanes(LOAD(vf, w + PANEL * k + row), x[k], sum);
+        memcpy(acc + row, &sum, VB);
+    }
+}
+
+static void halves(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, float *acc)
+{
+    const uint16_t *w = (const uint16_t *)(const void *)(m->data + m->panel * panel);
+    const float *x = a->x + (size_t)token * a->cols;
+    for (size_t k = 0; k < m->cols; k++) {
+        float wide[PANEL];
         for (uint32_t r = 0; r < PANEL; r++)
-            acc[t][r] = super[r] * acc[t][r];
-}
-
-/* ---- products with float weights: w[inputs][16], x: n inputs of a token ---- */
-
-static void float1(const float *w, const float *x, uint32_t n, float acc[][PANEL])
-{
-    for (uint32_t row = 0; row < PANEL; row += STRIP) {
-        vf a0 = LOAD(vf, acc[0] + row), b0 = LOAD(vf, acc[0] + row + STRIP / 2);
-        for (size_t k = 0; k < n; k++) {
-            vf u = LOAD(vf, w + PANEL * k + row), v = LOAD(vf, w + PANEL * k + row + STRIP / 2);
-            a0 = fma_lanes(u, x[k], a0), b0 = fma_lanes(v, x[k], b0);
+            wide[r] = gr_half(w[PANEL * k + r]);
+        for (uint32_t row = 0; row < PANEL; row += VB / 4) {
+            vf sum = fma_lanes(LOAD(vf, wide + row), x[k], LOAD(vf, acc + row));
+            memcpy(acc + row, &sum, VB);
         }
-        memcpy(acc[0] + row, &a0, VB), memcpy(acc[0] + row + STRIP / 2, &b0, VB);
     }
 }
 
-static void float4(const float *w, const float *x, size_t ldx, uint32_t n, float acc[][PANEL])
-{
-    for (uint32_t row = 0; row < PANEL; row += STRIP) {
-        uint32_t next = row + STRIP / 2;
-        vf a0 = LOAD(vf, acc[0] + row), b0 = LOAD(vf, acc[0] + next);
-        vf a1 = LOAD(vf, acc[1] + row), b1 = LOAD(vf, acc[1] + next);
-        vf a2 = LOAD(vf, acc[2] + row), b2 = LOAD(vf, acc[2] + next);
-        vf a3 = LOAD(vf, acc[3] + row), b3 = LOAD(vf, acc[3] + next);
-        for (size_t k = 0; k < n; k++) {
-            vf u = LOAD(vf, w + PANEL * k + row), v = LOAD(vf, w + PANEL * k + next);
-            a0 = fma_lanes(u, x[k], a0), b0 = fma_lanes(v, x[k], b0);
-            a1 = fma_lanes(u, x[k + ldx], a1), b1 = fma_lanes(v, x[k + ldx], b1);
-            a2 = fma_lanes(u, x[k + 2 * ldx], a2), b2 = fma_lanes(v, x[k + 2 * ldx], b2);
-            a3 = fma_lanes(u, x[k + 3 * ldx], a3), b3 = fma_lanes(v, x[k + 3 * ldx], b3);
-        }
-        memcpy(acc[0] + row, &a0, VB), memcpy(acc[0] + next, &b0, VB);
-        memcpy(acc[1] + row, &a1, VB), memcpy(acc[1] + next, &b1, VB);
-        memcpy(acc[2] + row, &a2, VB), memcpy(acc[2] + next, &b2, VB);
-        memcpy(acc[3] + row, &a3, VB), memcpy(acc[3] + next, &b3, VB);
-    }
-}
+/* Panel by panel, token by token. */
+typedef void (*gr_one)(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                       float *acc);
 
-static void float_tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
-                       uint32_t tokens, float acc[][PANEL])
-{
-    enum { BLOCK = 64 }; /* inputs of a half matrix that are widened at a time */
-    const uint8_t *p = m->data + m->panel * panel;
-    bool half = m->seg[0].format == GB_FMT_F16;
-    float wide[BLOCK * PANEL];
-    for (uint32_t k = 0; k < m->cols;) {
-        uint32_t left = m->cols - k, n = half && left > BLOCK ? BLOCK : left;
-        const float *w = wide, *x = a->x + (size_t)token * a->cols + k;
-        if (half) {
-            const uint16_t *h = (const uint16_t *)(const void *)p + (size_t)PANEL * k;
-            for (uint32_t i = 0; i < PANEL * n; i++)
-                wide[i] = gr_half(h[i]);
-        } else {
-            w = (const float *)(const void *)p + (size_t)PANEL * k;
-        }
-        if (tokens == 1)
-            float1(w, x, n, acc);
-        else
-            float4(w, x, a->cols, n, acc);
-        k += n;
-    }
-}
-
-GR_INLINE void tiles(bool floats, const gr_mat *m, const gr_act *a, uint32_t first,
-                     uint32_t token, uint32_t tokens, uint32_t width, float *y, size_t ldy)
+GR_INLINE void each(gr_one one, const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
+                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     for (uint32_t col = 0; col < width; col += PANEL, first++) {
         size_t bytes = sizeof(float) * (width - col < PANEL ? width - col : PANEL);
-        for (uint32_t t = 0, n; t < tokens; t += n) {
-            float acc[TILE][PANEL] = {{0.0f}};
-            n = tokens - t < TILE ? 1 : TILE;
-            if (floats)
-                float_tile(m, a, first, token + t, n, acc);
-            else if (n == 1)
-                quantised_tile(m, a, first, token + t, 1, acc);
-            else
-                quantised_tile(m, a, first, token + t, TILE, acc);
-            for (uint32_t i = 0; i < n; i++)
-                memcpy(y + (t + i) * ldy + col, acc[i], bytes);
+        for (uint32_t t = 0; t < tokens; t++) {
+            float acc[PANEL] = {0.0f};
+            one(m, a, first, token + t, acc);
+            memcpy(y + t * ldy + col, acc, bytes);
         }
     }
 }
@@ -324,14 +244,14 @@ GR_INLINE void tiles(bool floats, const gr_mat *m, const gr_act *a, uint32_t fir
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    tiles(false, m, a, first, token, tokens, width, y, ldy);
+    each(quantised, m, a, first, token, tokens, width, y, ldy);
 }
 #endif
 
 static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                          uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    tiles(true, m, a, first, token, tokens, width, y, ldy);
+    each(m->seg->format == GB_FMT_F32 ? whole : halves, m, a, first, token, tokens, width, y, ldy);
 }
 
 /* ---- sums to one scalar: 16 lanes, one tree ---- */

@@ -78,7 +78,7 @@ static const struct option {
     {"--kernel", TEXT, AT(kernel), 0, 0, 0,
      "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
     {"--head", TEXT, AT(head), 0, 0, 0,
-     "NAME  full or two-plane: read less of the head for equal tokens (where faster)"},
+     "NAME  full, or two-plane: read less of the head for equal tokens (full)"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},

@@ -51,7 +51,7 @@ def _depths(
     "--head",
     type=click.Choice(["full", "two-plane"]),
     default=None,
-    help="Two planes read less of the head for equal tokens.  [default: where it is faster]",
+    help="Two planes read less of the head for equal tokens.  [default: full]",
 )
 @click.option(
     "--kv-cache-size",
