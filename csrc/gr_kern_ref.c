@@ -34,6 +34,25 @@ typedef int16_t vs __attribute__((vector_size(VB)));
 
 #define LOAD(type, p) __extension__({ type v_; memcpy(&v_, (p), sizeof v_); v_; })
 
+#ifdef GR_HAS_FMA
+GR_INLINE vf fma_lanes(vf x, float y, vf z)
+{
+    for (uint32_t i = 0; i < VB / 4; i++)
+        z[i] = gr_fmaf(x[i], y, z[i]); /* becomes one instruction */
+    return z;
+}
+#else
+static vf fma_lanes(vf x, float y, vf z)
+{
+    float a[VB / 4], b[VB / 4];
+    memcpy(a, &x, VB), memcpy(b, &z, VB);
+    for (uint32_t i = 0; i < VB / 4; i++)
+        b[i] = gr_fmaf_exact(a[i], y, b[i]);
+    return LOAD(vf, b);
+}
+#endif
+
+#ifndef GR_PRODUCTS_ELSEWHERE
 /* ---- integer dots of a group: 256 bytes of codes with 16 rows ---- */
 
 /* Inputs 0, 2 and 1, 3 of every quad as two 16-bit numbers in one, ready to be broadcast. */
@@ -105,24 +124,6 @@ static void scales_of(uint32_t format, const uint8_t *meta, uint32_t n, gr_scale
         }
 }
 
-#ifdef GR_HAS_FMA
-GR_INLINE vf fma_lanes(vf x, float y, vf z)
-{
-    for (uint32_t i = 0; i < VB / 4; i++)
-        z[i] = gr_fmaf(x[i], y, z[i]); /* becomes one instruction */
-    return z;
-}
-#else
-static vf fma_lanes(vf x, float y, vf z)
-{
-    float a[VB / 4], b[VB / 4];
-    memcpy(a, &x, VB), memcpy(b, &z, VB);
-    for (uint32_t i = 0; i < VB / 4; i++)
-        b[i] = gr_fmaf_exact(a[i], y, b[i]);
-    return LOAD(vf, b);
-}
-#endif
-
 /* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc). */
 GR_INLINE void accumulate(const int32_t *zeros, const float *scales, const int32_t *high,
                           const int32_t *low, int32_t asum, float sa, float *acc)
@@ -193,6 +194,7 @@ static void quantised(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t
     for (uint32_t r = 0; r < PANEL; r++)
         acc[r] = ((const float *)(const void *)start)[r] * acc[r];
 }
+#endif
 
 /* ---- products with float weights: w[inputs][16] ---- */
 
