@@ -542,8 +542,7 @@ struct gr_team {
     gate phase; /* the barrier opened */
     _Alignas(64) _Atomic uint32_t arrived;
     _Alignas(64) _Atomic uint32_t taken; /* units since the last barrier */
-    _Atomic uint32_t spin;
-    uint32_t threads, active, most_spin, pinned;
+    uint32_t threads, active, spin, pinned;
     bool stop;
     gr_body body;
     void *arg;
@@ -566,27 +565,13 @@ static void relax(void)
 #endif
 }
 
-enum { LEAST_SPIN = 16 };
-
-/* Spinning pays while the others run too. Each time it did not, half as long the next time: a core
- * that is gone, a quota that is used up or a busy neighbour then cost little. */
-static void gate_wait(gate *g, uint32_t old, gr_team *team)
+static void gate_wait(gate *g, uint32_t old, uint32_t spin)
 {
-    uint32_t spin = atomic_load_explicit(&team->spin, memory_order_relaxed), longer;
     for (uint32_t i = 0; i < spin; i++) {
         if (atomic_load_explicit(&g->value, memory_order_acquire) != old) {
-            longer = spin + spin / 16;
-            longer = longer < team->most_spin ? longer + 1 : team->most_spin;
-            if (longer != spin) {
-                atomic_store_explicit(&team->spin, longer, memory_order_relaxed);
-            }
             return;
         }
         relax();
-    }
-    if (g == &team->phase) { /* between two jobs the host may take its time */
-        spin = spin / 2 > LEAST_SPIN ? spin / 2 : LEAST_SPIN;
-        atomic_store_explicit(&team->spin, spin, memory_order_relaxed);
     }
     atomic_fetch_add(&g->sleepers, 1);
     while (atomic_load(&g->value) == old) {
@@ -609,7 +594,7 @@ void gr_team_barrier(gr_team *team, void (*serial)(void *arg), void *arg)
     uint32_t phase = atomic_load_explicit(&team->phase.value, memory_order_acquire);
     uint32_t active = team->active; /* once all have arrived, the next job may change it */
     if (atomic_fetch_add(&team->arrived, 1) + 1 < active) {
-        gate_wait(&team->phase, phase, team);
+        gate_wait(&team->phase, phase, team->spin);
         return;
     }
     if (serial) {
@@ -644,7 +629,7 @@ static void *work(void *arg)
     gr_team *team = m->team;
     gr_fp_enter();
     for (uint32_t job = 0;; job++) { /* one job more each time: nobody can miss one */
-        gate_wait(&m->job, job, team);
+        gate_wait(&m->job, job, team->spin);
         if (team->stop) {
             return NULL;
         }
@@ -691,8 +676,7 @@ gemrun_status gr_team_start(gr_team *team, uint32_t threads, uint64_t affinity, 
     memset(team, 0, sizeof *team);
     uint32_t cores = gr_port_cores("");
     team->threads = threads;
-    team->most_spin = threads > cores ? LEAST_SPIN : 4000; /* about a hundred microseconds */
-    atomic_store(&team->spin, team->most_spin);
+    team->spin = threads > cores ? 16 : 4000; /* about a hundred microseconds, or next to none */
     for (uint32_t i = 1; i < threads; i++) {
         team->members[i].team = team;
         team->members[i].index = i;
