@@ -242,4 +242,27 @@ static inline float gr_cap(float z, float cap)
     return cap * gr_tanh(z / cap);
 }
 
+/* ---- scores, for kernels whose own part is the integer dot ---- */
+typedef int32_t (*gr_dot)(const int8_t *x, const int8_t *y, uint32_t n);
+
+static inline __attribute__((always_inline)) void gr_score_by(gr_dot dot, const gr_queries *q,
+                                                              const gr_span *s, uint32_t dim,
+                                                              uint32_t group, float *out,
+                                                              size_t ldo)
+{
+    for (uint32_t p = 0; p < s->count; p++) {
+        const int8_t *k = (const int8_t *)s->k + p * s->stride;
+        const uint16_t *ks = s->ks + p * s->scale_stride;
+        for (uint32_t i = 0; i < q->count; i++) {
+            const int8_t *codes = q->codes + i * q->stride;
+            const uint16_t *qs = q->scales + i * q->scale_stride;
+            float acc = 0.0f;
+            for (uint32_t at = 0, g = 0; at < dim; at += group, g++)
+                acc = gr_fmaf((float)dot(codes + at, k + at, group),
+                              gr_bf16(qs[g]) * gr_bf16(ks[g]), acc);
+            out[i * ldo + p] = acc;
+        }
+    }
+}
+
 #endif

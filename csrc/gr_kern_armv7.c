@@ -331,23 +331,10 @@ GR_INLINE int32_t dot_i8(const int8_t *q, const int8_t *k, uint32_t n)
     return vget_lane_s32(vpadd_s32(half, half), 0) + rest;
 }
 
-static float score_one(const int8_t *q, const uint16_t *qs, const int8_t *k, const uint16_t *ks,
-                       uint32_t dim, uint32_t group)
-{
-    float acc = 0.0f; /* scales may be small: by VFP */
-    for (uint32_t i = 0, g = 0; i < dim; i += group, g++)
-        acc = gr_fmaf((float)dot_i8(q + i, k + i, group), gr_bf16(qs[g]) * gr_bf16(ks[g]), acc);
-    return acc;
-}
-
 static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_t group,
                     float *out, size_t ldo)
 {
-    for (uint32_t p = 0; p < s->count; p++)
-        for (uint32_t i = 0; i < q->count; i++)
-            out[i * ldo + p] = score_one(q->codes + i * q->stride, q->scales + i * q->scale_stride,
-                                         (const int8_t *)s->k + p * s->stride,
-                                         s->ks + p * s->scale_stride, dim, group);
+    gr_score_by(dot_i8, q, s, dim, group, out, ldo); /* floats by VFP: scales may be small */
 }
 
 const gr_kernels gr_kernels_neon = {

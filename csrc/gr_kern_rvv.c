@@ -305,11 +305,12 @@ static void k_product(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t
 
 /* ---- attention ---- */
 
-GR_INLINE int32_t dot_i8(const int8_t *q, const int8_t *k, size_t n)
+GR_INLINE int32_t dot_i8(const int8_t *q, const int8_t *k, uint32_t n)
 {
+    size_t left = n;
     vint32m1_t sum = __riscv_vmv_s_x_i32m1(0, 1);
-    for (size_t vl; n; n -= vl, q += vl, k += vl) {
-        vl = __riscv_vsetvl_e8m2(n);
+    for (size_t vl; left; left -= vl, q += vl, k += vl) {
+        vl = __riscv_vsetvl_e8m2(left);
         vint16m4_t p = __riscv_vwmul_vv_i16m4(__riscv_vle8_v_i8m2(q, vl),
                                               __riscv_vle8_v_i8m2(k, vl), vl);
         sum = __riscv_vwredsum_vs_i16m4_i32m1(p, sum, vl);
@@ -317,23 +318,10 @@ GR_INLINE int32_t dot_i8(const int8_t *q, const int8_t *k, size_t n)
     return __riscv_vmv_x_s_i32m1_i32(sum);
 }
 
-static float score_one(const int8_t *q, const uint16_t *qs, const int8_t *k, const uint16_t *ks,
-                       uint32_t dim, uint32_t group)
-{
-    float acc = 0.0f;
-    for (uint32_t i = 0, g = 0; i < dim; i += group, g++)
-        acc = gr_fmaf((float)dot_i8(q + i, k + i, group), gr_bf16(qs[g]) * gr_bf16(ks[g]), acc);
-    return acc;
-}
-
 static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_t group,
                     float *out, size_t ldo)
 {
-    for (uint32_t p = 0; p < s->count; p++)
-        for (uint32_t i = 0; i < q->count; i++)
-            out[i * ldo + p] = score_one(q->codes + i * q->stride, q->scales + i * q->scale_stride,
-                                         (const int8_t *)s->k + p * s->stride,
-                                         s->ks + p * s->scale_stride, dim, group);
+    gr_score_by(dot_i8, q, s, dim, group, out, ldo);
 }
 
 /* vl outputs inside one scale group. */
