@@ -28,6 +28,7 @@ enum {
     GB_SUPERBLOCK = 8,       /* groups of a full superblock */
     GB_UNIT = 32,            /* output rows of a unit of work */
     GB_KV_BLOCK = 32,        /* tokens of a KV ring block */
+    GB_HIDDEN_ROWS = 8,      /* of GB_BUF_HIDDEN: an output, and the tokens of a speculative step */
     GB_MAX_SECTIONS = 64,
     GB_MAX_LAYERS = 256,
     GB_MAX_TENSORS = 65536,
@@ -208,7 +209,8 @@ enum gb_buffer { /* arena buffers; FORMAT.md, "Memory", has the size of each */
     GB_BUF_IDS = 12,    /* [context] u32 token ids in the KV cache */
     GB_BUF_PROMPT = 13, /* [context + 1] u32 ids of an encoded prompt */
     GB_BUF_TOK = 14,    /* tokenizer scratch */
-    GB_BUF_HIDDEN = 15  /* [hidden] f32, final-norm output of the last position */
+    GB_BUF_HIDDEN = 15  /* [8][hidden] f32: final-norm output of the last position, then the
+                         * residual stream of the tokens of a speculative step */
 };
 enum gb_op { /* the steps between which a buffer lives; QKV..DOWN repeat per layer */
     GB_OP_TOK = 0, GB_OP_EMBED = 1, GB_OP_QKV = 2, GB_OP_ATTN = 3, GB_OP_O = 4,

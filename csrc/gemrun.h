@@ -136,7 +136,7 @@ typedef struct gemrun_request {
     uint32_t ignore_stop_ids;   /* 1: run to max_tokens */
     gemrun_text_fn on_text;     /* may be NULL */
     void *user;
-    uint32_t reserved[8];
+    uint32_t speculate, reserved[7]; /* ids guessed ahead, to 6; no id changes; 0: none */
 } gemrun_request;
 
 typedef enum gemrun_role { GEMRUN_SYSTEM = 0, GEMRUN_USER = 1, GEMRUN_ASSISTANT = 2 } gemrun_role;
@@ -166,7 +166,7 @@ typedef struct gemrun_stats {
     uint64_t locked_bytes;       /* of lock_memory */
     uint32_t threads, pinned;    /* in use; whose affinity was set and read back */
     double head_candidates, head_candidates_max; /* rows a token of the last run; 0: full heads */
-    uint64_t reserved[6];
+    uint64_t drafted, accepted, reserved[4]; /* ids, by speculation in the last run */
 } gemrun_stats;
 
 typedef struct gemrun_info { /* facts of an artifact; strings live as long as the context */

@@ -30,25 +30,26 @@ gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found)
     return gr_report(&e, "gemrun");
 }
 
-gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_error *e)
+gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, const void *given,
+                             gr_error *e)
 {
     const uint8_t *bytes = given;
-    uint32_t size = 0, tail = 0;
+    uint32_t size = 0;
     if (!given)
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     memcpy(&size, given, sizeof size);
     if (size == 0 || size > STRUCT_MAX || size % sizeof(void *) != 0) /* no field is cut */
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
-    for (uint32_t i = known; i < size; i++)
-        tail |= bytes[i];
-    if (tail != 0) /* settings that we do not know */
-        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
+    for (uint32_t i = (uint32_t)used; i < size; i++)
+        if (bytes[i] != 0) /* settings that we do not know */
+            return i < known ? gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, bytes[i])
+                             : gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
     memset(out, 0, known);
     memcpy(out, given, size < known ? size : known);
     return GEMRUN_OK;
 }
 
-gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
+gemrun_status gr_enter(gemrun_context_t *ctx)
 {
     uint32_t idle = 0;
     if (!ctx)
@@ -58,18 +59,18 @@ gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c)
         gr_fail(&e, GEMRUN_E_BUSY, 0, 0, 0);
         return gr_report(&e, "gemrun");
     }
-    *c = (gr_call){.fp = gr_fp_enter()};
+    ctx->fp = gr_fp_enter();
     return GEMRUN_OK;
 }
 
-int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result)
+int32_t gr_leave(gemrun_context_t *ctx, int32_t result)
 {
     if (result < 0) {
         if (ctx->e.err.code != (gemrun_status)result)
             gr_fail(&ctx->e.err, (gemrun_status)result, 0, 0, 0);
         gr_report(&ctx->e.err, ctx->name[0] ? ctx->name : "model");
     }
-    gr_fp_leave(c->fp);
+    gr_fp_leave(ctx->fp);
     atomic_store(&ctx->busy, 0);
     return result;
 }
@@ -84,31 +85,29 @@ gemrun_config gemrun_config_default(void)
 /* NULL: the default. */
 static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, gr_error *e)
 {
-    uint32_t reserved = 0;
     if (!given) {
         *q = gemrun_config_default();
         return GEMRUN_OK;
     }
-    if (gr_take_struct(q, sizeof *q, given, e) != GEMRUN_OK)
+    if (gr_take_struct(q, sizeof *q, offsetof(gemrun_config, reserved), given, e) != GEMRUN_OK)
         return GEMRUN_E_ARGUMENT;
-    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++)
-        reserved |= q->reserved[i];
-    if (reserved != 0)
-        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, reserved);
-    const uint32_t switches[] = {q->weights_check, q->allow_foreign_board, q->ignore_memory,
-                                 q->lock_memory};
-    for (uint32_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
-        if (switches[i] > 1)
-            return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_WEIGHTS_CHECK + i, 1, switches[i]);
-    if (q->decode_threads > GB_MAX_THREADS)
-        return gr_fail(e, GEMRUN_E_THREADS, GR_F_DECODE_THREADS, GB_MAX_THREADS, q->decode_threads);
-    if (q->balance > 2)
-        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_BALANCE, 2, q->balance);
-    if (q->head > GEMRUN_HEAD_TWO_PLANE)
-        return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_HEAD, GEMRUN_HEAD_TWO_PLANE, q->head);
-    return q->threads > GB_MAX_THREADS
-               ? gr_fail(e, GEMRUN_E_THREADS, GR_F_THREADS, GB_MAX_THREADS, q->threads)
-               : GEMRUN_OK;
+    const struct {
+        gr_field field;
+        uint32_t value, most;
+    } numbers[] = {{GR_F_WEIGHTS_CHECK, q->weights_check, 1},
+                   {GR_F_FOREIGN_BOARD, q->allow_foreign_board, 1},
+                   {GR_F_IGNORE_MEMORY, q->ignore_memory, 1},
+                   {GR_F_LOCK_MEMORY, q->lock_memory, 1},
+                   {GR_F_THREADS, q->threads, GB_MAX_THREADS},
+                   {GR_F_DECODE_THREADS, q->decode_threads, GB_MAX_THREADS},
+                   {GR_F_BALANCE, q->balance, 2},
+                   {GR_F_HEAD, q->head, GEMRUN_HEAD_TWO_PLANE}};
+    for (uint32_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].value > numbers[i].most)
+            return gr_fail(e, numbers[i].most == GB_MAX_THREADS ? GEMRUN_E_THREADS
+                                                                : GEMRUN_E_ARGUMENT,
+                           numbers[i].field, numbers[i].most, numbers[i].value);
+    return GEMRUN_OK;
 }
 
 /* The engine block's size by the section table, 0 where the image is too damaged to tell. */
@@ -336,10 +335,9 @@ void gemrun_destroy(gemrun_context_t *ctx)
 gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
 {
     gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
-    gr_call c;
     if (!out || out->size != sizeof *out)
         return gr_refuse(out ? GR_F_SIZE : GR_F_NONE, sizeof *out, out ? out->size : 0);
-    gemrun_status st = gr_enter(own, &c);
+    gemrun_status st = gr_enter(own);
     if (st != GEMRUN_OK)
         return st;
     const gr_engine *e = &ctx->e;
@@ -360,7 +358,7 @@ gemrun_status gemrun_get_stats(const gemrun_context_t *ctx, gemrun_stats *out)
     out->locked_bytes = ctx->locked;
     out->threads = e->threads;
     out->pinned = ctx->pinned + gr_team_pinned(e->team);
-    return gr_leave(own, &c, GEMRUN_OK);
+    return gr_leave(own, GEMRUN_OK);
 }
 
 const char *gemrun_last_error(void)

@@ -22,6 +22,7 @@ struct gemrun_context { /* at the start of the engine block */
     gr_map engine, arena, kv;      /* ours if owns_memory, else parts of the caller's block */
     bool owns_memory;
     _Atomic uint32_t busy, cancel;
+    uint64_t fp;                   /* what the call inside has changed on its thread */
     uint64_t pin;                  /* affinity of a thread that runs the model; 0: left alone */
     uint32_t pinned;
     uint64_t locked;               /* bytes */
@@ -36,22 +37,19 @@ struct gemrun_context { /* at the start of the engine block */
 #endif
 };
 
-typedef struct gr_call { /* what a call changes on its thread and puts back */
-    uint64_t fp;
-} gr_call;
-
 /* Take the context for a call and set up the thread. Fails when it is in use. */
-gemrun_status gr_enter(gemrun_context_t *ctx, gr_call *c);
+gemrun_status gr_enter(gemrun_context_t *ctx);
 /* Give it back. A negative result leaves its sentence for gemrun_last_error. Returns result. */
-int32_t gr_leave(gemrun_context_t *ctx, gr_call *c, int32_t result);
+int32_t gr_leave(gemrun_context_t *ctx, int32_t result);
 /* Report a failure that belongs to no context. Returns the code. */
 gemrun_status gr_report(const gr_error *e, const char *object);
 /* The same for an argument; GR_F_NONE: a null pointer. */
 gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found);
 /* Copy a caller's struct, which begins with its own size, into ours of `known` bytes: a shorter
- * one, of an older header, is filled up with zeros, a longer one must be zero behind ours. Nothing
- * is read beyond the size it states. */
-gemrun_status gr_take_struct(void *out, uint32_t known, const void *given, gr_error *e);
+ * one, of an older header, is filled up with zeros, a longer one must be zero behind ours, and all
+ * behind the `used` bytes. Nothing is read beyond the size it states. */
+gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, const void *given,
+                             gr_error *e);
 
 /* ---- steps (gr_run.c) ---- */
 enum { GR_MAX_LIST = 4096, GR_MAX_STOPS = 8, GR_MAX_STOP = 128 }; /* limits of a request */
@@ -68,7 +66,7 @@ void gr_reset(gemrun_context_t *ctx);
 gemrun_status gr_check_request(gr_engine *e, const gemrun_request *from, gemrun_request *q);
 /* The prompt or the cache has no room for `tokens` tokens. Returns the code. */
 gemrun_status gr_no_room(gr_engine *e, gemrun_status code, uint64_t tokens);
-bool gr_is_row(gr_engine *e, int64_t id); /* false: E_TOKEN is reported */
+gemrun_status gr_check_ids(gr_engine *e, const uint32_t *ids, size_t count); /* E_TOKEN */
 /* Append ids by chunks. `r` (NULL: nothing interrupts) learns why it stopped early. The caller
  * resets the cache after a failure behind the first chunk: what it overwrote is gone. */
 gemrun_status gr_append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t count, gr_run *r);
@@ -76,6 +74,22 @@ gemrun_status gr_draw(gemrun_context_t *ctx, const gemrun_request *q, uint32_t *
 /* Greedy steps from an empty cache. `steps` is filled in. */
 gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t prompt_count,
                         uint32_t *steps, uint32_t step_count, uint64_t *out_digest);
+
+/* ---- speculation (gr_spec.c) ---- */
+enum { GR_DRAFT = GB_HIDDEN_ROWS - 2 }; /* ids drafted in a step, at most */
+
+typedef struct gr_draft { /* a run's drafts. Begin with .most and .limit */
+    uint32_t most;        /* ids in a draft; 0: every step is of one token */
+    uint32_t limit;       /* of the next one: it grows while drafts are right */
+    uint32_t ids[GR_DRAFT + 1]; /* of the step in flight: the newest token, then its draft */
+    uint32_t count, used; /* tokens of it; and how many are in the cache */
+    uint32_t rest;        /* tokens until drafts are tried again */
+    int32_t credit;       /* what drafts have won, in half steps */
+    uint64_t drafted, right; /* ids, in all */
+} gr_draft;
+
+/* Logits of the token after `id`, as by gr_forward(e, &id, 1, 1, ..). The cache ends at `id`. */
+gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id);
 
 /* ---- what a minimal build has not; there a setting that needs it is refused ---- */
 #ifndef GR_MINIMAL

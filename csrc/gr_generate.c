@@ -17,6 +17,7 @@ typedef struct generation { /* one generation, on the caller's stack */
     uint32_t count;
     uint32_t sampled; /* count, and the closing stop id */
     uint64_t first, last; /* times of its first and its latest token */
+    gr_draft draft;
     gr_utf8_stream utf8;
     uint32_t held; /* bytes of text that could begin a stop string */
     char text[TEXT];
@@ -145,7 +146,7 @@ static gemrun_status decode_loop(generation *r)
         if (r->run.finish != GEMRUN_FINISH_NONE)
             break;
         before = gr_port_now();
-        st = gr_forward(&ctx->e, &id, 1, 1, NULL, NULL);
+        st = gr_step(&ctx->e, &r->draft, id);
         if (st != GEMRUN_OK) {
             s->nonfinite_errors += st == GEMRUN_E_NONFINITE;
             return st;
@@ -164,7 +165,7 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
                         int32_t *tokens, uint64_t start)
 {
     generation r = {.run = {.start = start, .deadline_ns = q->deadline_ns}, .ctx = ctx, .q = q,
-                    .tokens = tokens};
+                    .tokens = tokens, .draft = {.most = q->speculate, .limit = q->speculate}};
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
     gr_reset(ctx);
@@ -183,6 +184,8 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
     s->head_candidates_max = ctx->planes.most_candidates;
     end_text(&r);
     s->generated_tokens = r.count;
+    s->drafted = r.draft.drafted;
+    s->accepted = r.draft.right;
     s->finish = st == GEMRUN_OK ? r.run.finish : GEMRUN_FINISH_ERROR;
     s->ttft_ms = r.first ? (double)(r.first - start) * 1e-6 : 0;
     s->decode_tps = r.sampled > 1 ? per_second(r.sampled - 1, r.last - r.first) : 0;
@@ -261,44 +264,7 @@ static gemrun_status check_prompt(gr_engine *e, int64_t count)
         return (gemrun_status)count;
     if (count == 0 || count > e->context)
         return gr_no_room(e, GEMRUN_E_PROMPT, (uint64_t)count);
-    for (int64_t i = 0; i < count; i++)
-        if (!gr_is_row(e, prompt_of(e)[i]))
-            return GEMRUN_E_TOKEN;
-    return GEMRUN_OK;
-}
-
-int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_request *request,
-                        int32_t *tokens)
-{
-    gr_call c;
-    gemrun_request q;
-    gemrun_status st = gr_enter(ctx, &c);
-    if (st != GEMRUN_OK)
-        return st;
-    uint64_t start = gr_port_now();
-    atomic_store(&ctx->cancel, 0);
-    st = prompt ? gr_check_request(&ctx->e, request, &q)
-                : gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
-    int64_t n = 0;
-    if (st == GEMRUN_OK) {
-        n = encode_text(&ctx->e, prompt, strlen(prompt), 3, prompt_of(&ctx->e),
-                        (size_t)ctx->e.v.conf.context + 1);
-        st = check_prompt(&ctx->e, n);
-    }
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st
-                                             : generate(ctx, (uint32_t)n, &q, tokens, start));
-}
-
-int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens,
-                     int32_t max_tokens)
-{
-    gemrun_request q = gemrun_request_default(ctx);
-    if (!tokens)
-        return gr_refuse(GR_F_NONE, 0, 0);
-    if (max_tokens < 1)
-        return gr_refuse(GR_F_MAX_TOKENS, INT32_MAX, (uint64_t)max_tokens);
-    q.max_tokens = (uint32_t)max_tokens;
-    return gemrun_generate(ctx, prompt, &q, tokens);
+    return gr_check_ids(e, prompt_of(e), (size_t)count);
 }
 
 /* Ids of a conversation. The messages are copied into the encoder's form behind its scratch. */
@@ -333,28 +299,54 @@ static int64_t encode_chat(gr_engine *e, const gemrun_message *messages, size_t 
     return made < 0 ? encoded(e, made, room + 1, text) : made;
 }
 
-int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_t count,
-                    const gemrun_request *request, int32_t *tokens)
+/* A whole call, with a text or with messages. */
+static int32_t answer(gemrun_context_t *ctx, const char *prompt, const gemrun_message *messages,
+                      size_t count, const gemrun_request *request, int32_t *tokens)
 {
-    gr_call c;
     gemrun_request q;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     gr_engine *e = &ctx->e;
     uint64_t start = gr_port_now();
-    atomic_store(&ctx->cancel, 0);
-    st = messages && count > 0 ? gr_check_request(e, request, &q)
-                               : gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
-    if (st == GEMRUN_OK && !e->v.has_chat)
-        st = gr_fail(&e->err, GEMRUN_E_NO_CHAT, 0, 1, 0);
     int64_t n = 0;
+    atomic_store(&ctx->cancel, 0);
+    st = prompt || (messages && count > 0) ? gr_check_request(e, request, &q)
+                                           : gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
+    if (st == GEMRUN_OK && messages && !e->v.has_chat)
+        st = gr_fail(&e->err, GEMRUN_E_NO_CHAT, 0, 1, 0);
     if (st == GEMRUN_OK) {
-        n = encode_chat(e, messages, count);
+        n = messages ? encode_chat(e, messages, count)
+                     : encode_text(e, prompt, strlen(prompt), 3, prompt_of(e),
+                                   (size_t)e->v.conf.context + 1);
         st = check_prompt(e, n);
     }
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st
-                                             : generate(ctx, (uint32_t)n, &q, tokens, start));
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st
+                                         : generate(ctx, (uint32_t)n, &q, tokens, start));
+}
+
+int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_request *request,
+                        int32_t *tokens)
+{
+    return answer(ctx, prompt, NULL, 0, request, tokens);
+}
+
+int32_t gemrun_chat(gemrun_context_t *ctx, const gemrun_message *messages, size_t count,
+                    const gemrun_request *request, int32_t *tokens)
+{
+    return answer(ctx, NULL, messages, count, request, tokens);
+}
+
+int32_t gemrun_infer(gemrun_context_t *ctx, const char *prompt, int32_t *tokens,
+                     int32_t max_tokens)
+{
+    gemrun_request q = gemrun_request_default(ctx);
+    if (!tokens)
+        return gr_refuse(GR_F_NONE, 0, 0);
+    if (max_tokens < 1)
+        return gr_refuse(GR_F_MAX_TOKENS, INT32_MAX, (uint64_t)max_tokens);
+    q.max_tokens = (uint32_t)max_tokens;
+    return gemrun_generate(ctx, prompt, &q, tokens);
 }
 
 void gemrun_cancel(gemrun_context_t *ctx)
@@ -366,8 +358,7 @@ void gemrun_cancel(gemrun_context_t *ctx)
 int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, uint32_t flags,
                         int32_t *ids, size_t capacity)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     int64_t n = GEMRUN_E_ARGUMENT;
@@ -379,20 +370,21 @@ int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, ui
     }
     if (n == GEMRUN_E_PROMPT) /* here it is the caller's room that is short */
         n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_CAPACITY, ctx->e.err.wanted, capacity);
-    return gr_leave(ctx, &c, (int32_t)n);
+    return gr_leave(ctx, (int32_t)n);
 }
 
 int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t count, uint32_t flags,
                           char *text, size_t capacity)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
-    if ((count > 0 && !ids) || (capacity > 0 && !text) || flags > 3) {
-        gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, flags > 3 ? GR_F_FLAGS : GR_F_NONE, 3, flags);
-        return gr_leave(ctx, &c, GEMRUN_E_ARGUMENT);
-    }
+    if ((count > 0 && !ids) || (capacity > 0 && !text) || flags > 3)
+        st = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, flags > 3 ? GR_F_FLAGS : GR_F_NONE, 3, flags);
+    else
+        st = gr_check_ids(&ctx->e, (const uint32_t *)(const void *)ids, count);
+    if (st != GEMRUN_OK)
+        return gr_leave(ctx, st);
     const gr_tok *t = &ctx->e.v.tok;
     gr_utf8_stream utf8 = {0};
     uint8_t piece[PIECE], out[3 * PIECE + 8];
@@ -400,8 +392,6 @@ int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t coun
     for (size_t i = 0; i <= count; i++) {
         size_t n = 0;
         const uint8_t *from = piece;
-        if (i < count && !gr_is_row(&ctx->e, ids[i]))
-            return gr_leave(ctx, &c, GEMRUN_E_TOKEN);
         if (i < count)
             n = flags & 2 ? gr_tok_piece_all(t, (uint32_t)ids[i], piece)
                           : gr_tok_piece(t, (uint32_t)ids[i], piece);
@@ -415,6 +405,6 @@ int64_t gemrun_detokenize(gemrun_context_t *ctx, const int32_t *ids, size_t coun
     }
     if (capacity > 0)
         text[total < capacity ? total : capacity - 1] = 0;
-    gr_leave(ctx, &c, 0);
+    gr_leave(ctx, 0);
     return (int64_t)total;
 }

@@ -63,6 +63,13 @@ static void alone(void *arg, uint32_t thread, uint32_t threads)
     gr_head_part(arg, thread, threads);
 }
 
+bool gr_head_row(gr_engine *e, const float *x)
+{
+    gr_head h = {.e = e, .x = x};
+    gr_team_run(e->team, e->decode_threads, alone, &h);
+    return !gr_head_bad(&h);
+}
+
 bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn, void *user)
 {
     const gb_conf *conf = &e->v.conf;
@@ -71,9 +78,7 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
     for (uint32_t t = 0; t < count && good; t++) {
         if (stop)
             t = count - 1;
-        gr_head h = {.e = e, .x = x + (size_t)t * conf->hidden};
-        gr_team_run(e->team, e->decode_threads, alone, &h);
-        good = !gr_head_bad(&h);
+        good = gr_head_row(e, x + (size_t)t * conf->hidden);
         if (good && !stop)
             stop = fn(user, e->pos + t, z, conf->vocab_rows) != 0;
     }
@@ -82,8 +87,5 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
 
 bool gr_head_all(gr_engine *e)
 {
-    gr_head h = {.e = e};
-    if (e->screened)
-        gr_team_run(e->team, e->decode_threads, alone, &h);
-    return !gr_head_bad(&h);
+    return !e->screened || gr_head_row(e, NULL);
 }

@@ -8,28 +8,26 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
                                uint32_t prompt_count, uint32_t *out_steps, uint32_t step_count,
                                uint64_t *out_digest)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     st = gr_replay(ctx, prompt, prompt_count, out_steps, step_count, out_digest);
     gr_reset(ctx);
     gr_unpin(ctx);
-    return gr_leave(ctx, &c, st);
+    return gr_leave(ctx, st);
 }
 
 int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, gr_capture capture,
                                void *user)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     gr_engine *e = &ctx->e;
     if (!x || count > e->context - e->pos) {
         gr_fail(&e->err, x ? GEMRUN_E_FULL : GEMRUN_E_ARGUMENT, 0, gr_add(e->pos, count),
                 e->context);
-        return gr_leave(ctx, &c, e->err.code);
+        return gr_leave(ctx, e->err.code);
     }
     e->capture = capture;
     e->capture_user = user;
@@ -40,5 +38,5 @@ int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, 
     e->capture = NULL;
     if (st != GEMRUN_OK)
         gr_reset(ctx);
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)e->pos);
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)e->pos);
 }

@@ -17,6 +17,6 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
 int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, gr_capture capture,
                                void *user);
 /* Names of the kernels that this processor runs, ascending; NULL behind the last. */
-const char *gemrun_internal_kernel(uint32_t i);
+const char *gr_kernels_at(uint32_t i);
 
 #endif

@@ -32,9 +32,10 @@ typedef enum gr_field {
     GR_F_NONE, GR_F_SIZE, GR_F_RESERVED, GR_F_ALIGNED, GR_F_MEMORY_SIZE, GR_F_WEIGHTS_CHECK,
     GR_F_FOREIGN_BOARD, GR_F_IGNORE_MEMORY, GR_F_LOCK_MEMORY, GR_F_THREADS, GR_F_THREADS_PINNED,
     GR_F_DECODE_THREADS, GR_F_BALANCE, GR_F_HEAD,
-    GR_F_AFFINITY, GR_F_BATCH, GR_F_MAX_TOKENS, GR_F_TEMPERATURE, GR_F_TOP_P, GR_F_MIN_P,
-    GR_F_PENALTY, GR_F_BANNED_COUNT, GR_F_BIAS_COUNT, GR_F_STOP_COUNT, GR_F_STOP, GR_F_BIAS_VALUE,
-    GR_F_BANNED, GR_F_BIAS_ID, GR_F_TOKEN, GR_F_MESSAGES, GR_F_FLAGS, GR_F_CAPACITY, GR_F_COUNT
+    GR_F_AFFINITY, GR_F_BATCH, GR_F_MAX_TOKENS, GR_F_SPECULATE, GR_F_TEMPERATURE, GR_F_TOP_P,
+    GR_F_MIN_P, GR_F_PENALTY, GR_F_BANNED_COUNT, GR_F_BIAS_COUNT, GR_F_STOP_COUNT, GR_F_STOP,
+    GR_F_BIAS_VALUE, GR_F_BANNED, GR_F_BIAS_ID, GR_F_TOKEN, GR_F_MESSAGES, GR_F_FLAGS,
+    GR_F_CAPACITY, GR_F_COUNT
 } gr_field;
 
 gemrun_status gr_fail(gr_error *e, gemrun_status code, uint32_t what, uint64_t wanted,
@@ -127,8 +128,8 @@ typedef struct gr_engine {
 } gr_engine;
 
 /* One chunk (1..chunk tokens) at e->pos; the ring, e->pos and GB_BUF_IDS advance on success.
- * want: 0 no logits, 1 logits of the last token, 2 `fn` after every token. Non-finite values:
- * GEMRUN_E_NONFINITE, and the cache is as it was. */
+ * want: 0 no logits, 1 logits of the last token, 2 `fn` after every token, 3 GB_BUF_X is complete
+ * for heads to come. Non-finite values: GEMRUN_E_NONFINITE, and the cache is as it was. */
 gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint32_t want,
                          gemrun_logits_fn fn, void *user);
 /* Calibration: run the layers over given hidden states x [count][hidden], in place, no embedding,

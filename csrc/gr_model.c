@@ -176,7 +176,7 @@ static const float *post_norm(const gr_fwd *f, uint32_t role)
 /* Of a last layer's tokens whose logits nobody wants, only keys and values are. */
 static uint32_t first_wanted(const gr_fwd *f)
 {
-    bool last = f->layer + 1 == f->e->v.layer_count, all = f->want == 2 || !f->ids;
+    bool last = f->layer + 1 == f->e->v.layer_count, all = f->want >= 2 || !f->ids;
     return !last || all ? 0 : f->count - f->want;
 }
 

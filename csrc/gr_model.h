@@ -52,6 +52,8 @@ void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads); /* on every th
 bool gr_head_bad(const gr_head *h);
 /* Exact logits of up to 32 rows from a panel on. */
 void gr_head_rows(gr_head *h, uint32_t panel, uint32_t rows, uint32_t thread);
+/* Logits of one token, by a run of the team of their own; x as in gr_head. False: not finite. */
+bool gr_head_row(gr_engine *e, const float *x);
 /* Logits of every token x [count][hidden], in order. `fn` runs with the team at rest; when it stops
  * early, the logits kept are those after the last token all the same. False: not finite. */
 bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn, void *user);

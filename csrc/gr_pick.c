@@ -2,7 +2,6 @@
  * itself is done as the one before does it. All give the same bits, so the choice is of speed. */
 #include "gr_internal.h"
 
-#include "gr_hooks.h"
 #include "gr_kern.h"
 #include "gr_port.h"
 
@@ -102,9 +101,4 @@ const char *gr_kernels_at(uint32_t i)
             return name;
     }
     return NULL;
-}
-
-const char *gemrun_internal_kernel(uint32_t i)
-{
-    return gr_kernels_at(i);
 }

@@ -36,11 +36,11 @@ gemrun_request gemrun_request_default(const gemrun_context_t *ctx)
 
 gemrun_status gr_check_request(gr_engine *e, const gemrun_request *from, gemrun_request *q)
 {
-    if (gr_take_struct(q, sizeof *q, from, &e->err) != GEMRUN_OK)
+    size_t used = offsetof(gemrun_request, reserved);
+    if (gr_take_struct(q, sizeof *q, used, from, &e->err) != GEMRUN_OK)
         return GEMRUN_E_ARGUMENT;
-    for (size_t i = 0; i < sizeof q->reserved / sizeof q->reserved[0]; i++)
-        if (q->reserved[i] != 0)
-            return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, q->reserved[i]);
+    if (q->speculate > GR_DRAFT)
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_SPECULATE, GR_DRAFT, q->speculate);
     if (q->max_tokens < 1 || q->max_tokens > INT32_MAX)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_MAX_TOKENS, INT32_MAX, q->max_tokens);
     const float given[] = {q->temperature, q->top_p, q->min_p, q->repetition_penalty};
@@ -91,13 +91,14 @@ gemrun_status gr_append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t cou
     return GEMRUN_OK;
 }
 
-bool gr_is_row(gr_engine *e, int64_t id)
+gemrun_status gr_check_ids(gr_engine *e, const uint32_t *ids, size_t count)
 {
     uint32_t rows = e->v.conf.vocab_rows;
-    bool good = id >= 0 && id < rows;
-    if (!good)
-        gr_fail(&e->err, GEMRUN_E_TOKEN, GR_F_TOKEN, rows - 1, (uint64_t)id);
-    return good;
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= rows)
+            return gr_fail(&e->err, GEMRUN_E_TOKEN, GR_F_TOKEN, rows - 1,
+                           (uint64_t)(int64_t)(int32_t)ids[i]);
+    return GEMRUN_OK;
 }
 
 static gemrun_status ids_fit(gr_engine *e, const int32_t *ids, size_t count)
@@ -106,10 +107,7 @@ static gemrun_status ids_fit(gr_engine *e, const int32_t *ids, size_t count)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_NONE, 0, 0);
     if (count > e->context - e->pos)
         return gr_no_room(e, GEMRUN_E_FULL, gr_add(e->pos, count));
-    for (size_t i = 0; i < count; i++)
-        if (!gr_is_row(e, ids[i]))
-            return GEMRUN_E_TOKEN;
-    return GEMRUN_OK;
+    return gr_check_ids(e, (const uint32_t *)(const void *)ids, count);
 }
 
 gemrun_status gr_draw(gemrun_context_t *ctx, const gemrun_request *q, uint32_t *out_id)
@@ -131,24 +129,22 @@ gemrun_status gr_draw(gemrun_context_t *ctx, const gemrun_request *q, uint32_t *
 
 void gemrun_reset_kv_cache(gemrun_context_t *ctx)
 {
-    gr_call c;
-    if (gr_enter(ctx, &c) == GEMRUN_OK) {
+    if (gr_enter(ctx) == GEMRUN_OK) {
         gr_reset(ctx);
         gr_unpin(ctx);
-        gr_leave(ctx, &c, 0);
+        gr_leave(ctx, 0);
     }
 }
 
 int32_t gemrun_prefill(gemrun_context_t *ctx, const int32_t *ids, size_t count)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     st = ids_fit(&ctx->e, ids, count);
     if (st == GEMRUN_OK)
         st = gr_append(ctx, (const uint32_t *)(const void *)ids, (uint32_t)count, NULL);
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)ctx->e.pos);
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)ctx->e.pos);
 }
 
 int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id)
@@ -158,9 +154,8 @@ int32_t gemrun_decode(gemrun_context_t *ctx, int32_t id)
 
 int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request)
 {
-    gr_call c;
     gemrun_request q;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     uint32_t id = 0;
@@ -170,14 +165,13 @@ int32_t gemrun_sample(gemrun_context_t *ctx, const gemrun_request *request)
     if (st == GEMRUN_OK && !gr_head_all(&ctx->e))
         st = gr_fail(&ctx->e.err, GEMRUN_E_NONFINITE, 0, ctx->e.pos, 0);
     st = st == GEMRUN_OK ? gr_draw(ctx, &q, &id) : st;
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)id);
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)id);
 }
 
 int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count, gemrun_logits_fn fn,
                     void *user)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     gr_run r = {.on_logits = fn, .user = user};
@@ -187,7 +181,7 @@ int32_t gemrun_eval(gemrun_context_t *ctx, const int32_t *ids, size_t count, gem
     if (st == GEMRUN_OK)
         st = gr_append(ctx, (const uint32_t *)(const void *)ids, (uint32_t)count, &r);
     gr_unpin(ctx);
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)ctx->e.pos);
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)ctx->e.pos);
 }
 
 static const float *idle_buffer(const gemrun_context_t *ctx, uint32_t kind)
@@ -201,10 +195,9 @@ const float *gemrun_logits(const gemrun_context_t *ctx, uint32_t *out_count)
 {
     gemrun_context_t *own = (gemrun_context_t *)(uintptr_t)ctx;
     const float *p = idle_buffer(ctx, GB_BUF_LOGITS);
-    gr_call c;
-    if (p && ctx->e.screened && gr_enter(own, &c) == GEMRUN_OK) {
+    if (p && ctx->e.screened && gr_enter(own) == GEMRUN_OK) {
         p = gr_head_all(&own->e) ? p : NULL;
-        gr_leave(own, &c, 0);
+        gr_leave(own, 0);
     }
     if (out_count)
         *out_count = p ? ctx->e.v.conf.vocab_rows : 0;
@@ -239,10 +232,8 @@ gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t 
     if (prompt_count < 1 || needed > e->context)
         return gr_no_room(e, prompt_count < 1 ? GEMRUN_E_PROMPT : GEMRUN_E_FULL,
                           prompt_count < 1 ? 0 : needed);
-    for (uint32_t i = 0; i < prompt_count; i++)
-        if (!gr_is_row(e, prompt[i]))
-            return GEMRUN_E_TOKEN;
-    gemrun_status st = gr_append(ctx, prompt, prompt_count, NULL);
+    gemrun_status st = gr_check_ids(e, prompt, prompt_count);
+    st = st == GEMRUN_OK ? gr_append(ctx, prompt, prompt_count, NULL) : st;
     uint64_t hash = FNV_START;
     for (uint32_t i = 0; st == GEMRUN_OK && i <= step_count; i++) {
         hash = digest(e, hash);
@@ -257,8 +248,7 @@ gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t 
 
 int32_t gemrun_run_tests(gemrun_context_t *ctx)
 {
-    gr_call c;
-    gemrun_status st = gr_enter(ctx, &c);
+    gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     const gr_view *v = &ctx->e.v;
@@ -281,5 +271,5 @@ int32_t gemrun_run_tests(gemrun_context_t *ctx)
     }
     gr_reset(ctx);
     gr_unpin(ctx);
-    return gr_leave(ctx, &c, st != GEMRUN_OK ? (int32_t)st : (int32_t)passed);
+    return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)passed);
 }

@@ -22,7 +22,7 @@ Checked: TypeAlias = dict[str, Any]  # settings as the engine takes them; stop: 
 E_ARGUMENT = -1  # gemrun_status
 ROLES = ("system", "user", "assistant")
 INT32_MAX, UINT64_MAX = 2**31 - 1, 2**64 - 1
-MAX_LIST, MAX_STOPS, MAX_STOP_BYTES = 4096, 8, 128
+MAX_LIST, MAX_STOPS, MAX_STOP_BYTES, MAX_DRAFT = 4096, 8, 128, 6
 MAX_DEADLINE_MS = 1e12
 
 # Least and most.
@@ -36,7 +36,11 @@ CONFIG_RANGES = {
 }
 HEADS = {"full": 1, "two-plane": 2}  # gemrun_head
 SWITCHES = ("weights_check", "allow_foreign_board", "ignore_memory", "lock_memory")
-INTEGER_SETTINGS = {"top_k": (0, INT32_MAX), "seed": (0, UINT64_MAX)}
+INTEGER_SETTINGS = {
+    "top_k": (0, INT32_MAX),
+    "seed": (0, UINT64_MAX),
+    "speculate": (0, MAX_DRAFT),
+}
 # The range in words, and whether a value is in it.
 REAL_SETTINGS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("0 to 100", lambda v: 0 <= v <= 100),

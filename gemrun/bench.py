@@ -39,6 +39,7 @@ class Options:
     threads: int | None = None
     kernel: str | None = None
     head: str | None = None  # full or two-plane
+    speculate: int = 0  # tokens guessed ahead
     kv_cache_size: int | None = None
     depths: tuple[int, ...] | None = None  # None: 0, 1/4, 1/2 and 3/4 of the context; (): none
     chat: bool = False
@@ -169,6 +170,8 @@ def _measure(
             context.stats(),
             head_candidates=last.head_candidates,
             head_candidates_max=last.head_candidates_max,
+            drafted=last.drafted,
+            accepted=last.accepted,
         ),
         open_ms=open_ms,
         iterations=tuple(iterations),
@@ -235,7 +238,7 @@ def _run(
         None if messages else options.prompt,
         messages,
         options.max_tokens or MAX_TOKENS,
-        {"temperature": 0.0, "ignore_stop_ids": True},
+        {"temperature": 0.0, "ignore_stop_ids": True, "speculate": options.speculate},
         run,
     )
     made = len(tokens)

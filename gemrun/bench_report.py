@@ -76,6 +76,7 @@ def render(report: Report) -> list[str]:
         f"decode: {last.generated_tokens} tokens, per token median {percentile(steps, 0.5):.2f} ms,"
         f" p99 {percentile(steps, 0.99):.2f} ms, max {max(steps):.2f} ms ({len(steps)} measured)",
         *_head_lines(report.stats),
+        *_draft_lines(report.stats),
         *(_depth_line(depth) for depth in report.depths),
         f"open: {report.open_ms:.1f} ms",
         *_memory_lines(report.footprint),
@@ -89,6 +90,15 @@ def _head_lines(stats: Stats) -> list[str]:
     return [
         f"head: two planes, {stats.head_candidates:.1f} candidates a token, at most "
         f"{stats.head_candidates_max:.0f}"
+    ]
+
+
+def _draft_lines(stats: Stats) -> list[str]:
+    if stats.drafted == 0:
+        return []
+    return [
+        f"speculation: {stats.accepted} of {stats.drafted} guessed tokens were right in the last "
+        "iteration"
     ]
 
 
@@ -147,6 +157,8 @@ def as_json(report: Report) -> str:
         "open_ms": report.open_ms,
         "head_candidates": report.stats.head_candidates,
         "head_candidates_max": report.stats.head_candidates_max,
+        "drafted": report.stats.drafted,
+        "accepted": report.stats.accepted,
         "iterations": [asdict(item) for item in report.iterations],
         "depths": [asdict(depth) for depth in report.depths],
         "memory": _memory_json(report.footprint),

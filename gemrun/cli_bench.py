@@ -54,6 +54,12 @@ def _depths(
     help="Two planes read less of the head for equal tokens.  [default: full]",
 )
 @click.option(
+    "--speculate",
+    type=click.IntRange(0, 6),
+    default=0,
+    help="Tokens guessed ahead from the context: same tokens, fewer steps.  [default: 0]",
+)
+@click.option(
     "--kv-cache-size",
     type=click.IntRange(1),
     default=None,

@@ -68,6 +68,7 @@ class Settings(TypedDict, total=False):
     bias: Mapping[int, float]  # token id -> what is added to its logit
     ignore_stop_ids: bool
     deadline_ms: float  # 0: none
+    speculate: int  # tokens guessed ahead from the context, 0..6; the answer is the same
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class Stats:
     pinned: int
     head_candidates: float  # rows a token that the high plane left; 0: every head was full
     head_candidates_max: float
+    drafted: int  # tokens that speculation guessed in the last run ..
+    accepted: int  # .. and how many were right
 
 
 @dataclass(frozen=True)
@@ -594,6 +597,7 @@ class _Request:
                 setattr(c, name, settings[name])
         if "seed" in settings:
             c.seed_set, c.seed = 1, settings["seed"]
+        c.speculate = settings.get("speculate", 0)
         c.ignore_stop_ids = settings.get("ignore_stop_ids", 0)
         c.deadline_ns = math.ceil(settings.get("deadline_ms", 0) * 1e6)  # 0 would be none
         c.banned, c.banned_count = self._array("uint32_t[]", settings.get("banned", ()))

@@ -202,7 +202,7 @@ def buffer_sizes(
         Buffer.IDS: 4 * context,
         Buffer.PROMPT: 4 * (context + 1),
         Buffer.TOK: 32 * text_limit(context) + 65536,
-        Buffer.HIDDEN: 4 * conf.hidden,
+        Buffer.HIDDEN: 4 * spec.HIDDEN_ROWS * conf.hidden,
     }
     return {kind: pad(size, spec.LINE) for kind, size in sizes.items()}
 

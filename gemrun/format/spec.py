@@ -22,6 +22,7 @@ ALIGN = 256  # every section and every tensor
 WEIGHT_ALIGN = 65536  # WHOT
 LINE = 64  # supers, superblocks, arena buffers, KV blocks
 PANEL = 16  # rows of a panel
+HIDDEN_ROWS = 8  # of HIDDEN: an output, and the tokens of a speculative step
 GROUP = 32  # inputs of a quantisation group
 SUPERBLOCK = 8  # groups of a full superblock
 UNIT = 32  # output rows of a unit of work

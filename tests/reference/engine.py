@@ -65,6 +65,6 @@ def opened(path: Path, **config: Any) -> Iterator[Engine]:
 def kernels() -> list[str]:
     """Names of the kernels that this machine runs."""
     names = []
-    while (name := lib.gemrun_internal_kernel(len(names))) != ffi.NULL:
+    while (name := lib.gr_kernels_at(len(names))) != ffi.NULL:
         names.append(ffi.string(name).decode())
     return names
