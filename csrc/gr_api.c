@@ -122,6 +122,7 @@ static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *
     gr_engine *e = &ctx->e;
     uint32_t planned = e->v.conf.threads, cores = gr_port_cores("");
     e->threads = q->threads ? q->threads : cores < planned ? cores : planned;
+    e->near = gr_port_near("");
     gemrun_status st = q->thread_affinity ? gr_take_cores(ctx, q) : GEMRUN_OK;
     bool fewer = q->decode_threads > 0 && q->decode_threads < e->threads;
     e->decode_threads = fewer ? q->decode_threads : e->threads;

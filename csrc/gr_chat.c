@@ -85,8 +85,9 @@ static int64_t add_text(talk *k, const uint8_t *p, size_t len)
 
 static int64_t end_run(talk *k)
 {
-    int64_t made = gr_tok_encode(k->tok, k->run, k->run_len, false, k->out + k->count,
-                                 k->cap - k->count, k->scratch, k->scratch_size);
+    size_t full = k->count < k->cap ? k->count : k->cap;
+    int64_t made = gr_tok_encode(k->tok, k->run, k->run_len, false, k->out + full, k->cap - full,
+                                 k->scratch, k->scratch_size);
     k->run_len = 0;
     k->count += made > 0 ? (size_t)made : 0;
     return made < 0 ? made : 0;
@@ -107,10 +108,9 @@ static int64_t add_slot(talk *k, uint32_t slot)
             continue;
         }
         error = end_run(k);
-        if (error == 0 && k->count == k->cap)
-            error = GR_TOK_E_CAP;
-        if (error == 0)
-            k->out[k->count++] = items[i].token;
+        if (k->count < k->cap)
+            k->out[k->count] = items[i].token;
+        k->count++;
     }
     return error;
 }

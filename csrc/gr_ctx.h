@@ -78,7 +78,7 @@ gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t 
 /* ---- speculation (gr_spec.c) ---- */
 enum { GR_DRAFT = GB_HIDDEN_ROWS - 2 }; /* ids drafted in a step, at most */
 
-typedef struct gr_draft { /* a run's drafts. Begin with .most and .limit */
+typedef struct gr_draft { /* a run's drafts */
     uint32_t most;        /* ids in a draft; 0: every step is of one token */
     uint32_t limit;       /* of the next one: it grows while drafts are right */
     uint32_t ids[GR_DRAFT + 1]; /* of the step in flight: the newest token, then its draft */
@@ -88,6 +88,8 @@ typedef struct gr_draft { /* a run's drafts. Begin with .most and .limit */
     uint64_t drafted, right; /* ids, in all */
 } gr_draft;
 
+/* Drafts of at most `most` ids; none where the artifact has no room for their rows. */
+void gr_begin_drafts(const gr_engine *e, gr_draft *d, uint32_t most);
 /* Logits of the token after `id`, as by gr_forward(e, &id, 1, 1, ..). The cache ends at `id`. */
 gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id);
 

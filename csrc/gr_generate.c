@@ -165,10 +165,11 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
                         int32_t *tokens, uint64_t start)
 {
     generation r = {.run = {.start = start, .deadline_ns = q->deadline_ns}, .ctx = ctx, .q = q,
-                    .tokens = tokens, .draft = {.most = q->speculate, .limit = q->speculate}};
+                    .tokens = tokens};
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
     gr_reset(ctx);
+    gr_begin_drafts(&ctx->e, &r.draft, q->speculate);
     ctx->planes.request = q;
     ctx->planes.heads = ctx->planes.candidates = ctx->planes.most_candidates = 0;
     uint64_t encoded = gr_port_now();
@@ -197,12 +198,10 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
 
 /* ---- prompts ---- */
 
-/* A count of the tokenizer or its failure, as ours. `tokens` and `size` are the text's. */
-static int64_t encoded(gr_engine *e, int64_t made, uint64_t tokens, uint64_t size)
+/* A count of the tokenizer or its failure, as ours. `size` is the text's. */
+static int64_t encoded(gr_engine *e, int64_t made, uint64_t size)
 {
     switch (made) {
-    case GR_TOK_E_CAP:
-        return gr_no_room(e, GEMRUN_E_PROMPT, tokens);
     case GR_TOK_E_SCRATCH:
         gr_fail(&e->err, GEMRUN_E_TEXT, 0, e->v.conf.text_limit, size);
         return GEMRUN_E_TEXT;
@@ -215,43 +214,27 @@ static int64_t encoded(gr_engine *e, int64_t made, uint64_t tokens, uint64_t siz
     }
 }
 
-/* How many ids a text makes that found no room: they go behind the scratch. */
-static uint64_t count_text(gr_engine *e, const char *text, size_t size, bool control, size_t room)
-{
-    uint8_t *scratch = e->buf[GB_BUF_TOK];
-    uint64_t have = gr_buffer_size(&e->v, GB_BUF_TOK);
-    uint64_t used = gr_align(gr_tok_scratch_size(size), 8);
-    int64_t made = GR_TOK_E_CAP;
-    if (used < have)
-        made = gr_tok_encode(&e->v.tok, (const uint8_t *)text, size, control,
-                             (uint32_t *)(void *)(scratch + used), (size_t)(have - used) / 4,
-                             scratch, (size_t)used);
-    return made < 0 ? gr_add(room, 1) : (uint64_t)made; /* or at least so many */
-}
-
-/* Ids of a text; bos first if asked and wanted by the model, and not there already. */
+/* Ids of a text; bos first if asked and wanted by the model, and not there already. Returns how
+ * many there are; of more than `room` only so many are written. */
 static int64_t encode_text(gr_engine *e, const char *text, size_t size, uint32_t flags,
                            uint32_t *ids, size_t room)
 {
     const gr_tok *t = &e->v.tok;
     if (size > e->v.conf.text_limit)
-        return encoded(e, GR_TOK_E_SCRATCH, room, size);
-    void *scratch = e->buf[GB_BUF_TOK];
-    size_t scratch_size = (size_t)gr_buffer_size(&e->v, GB_BUF_TOK);
+        return encoded(e, GR_TOK_E_SCRATCH, size);
+    size_t scratch = (size_t)gr_buffer_size(&e->v, GB_BUF_TOK);
     bool bos = (flags & 1) && (t->h->flags & GB_TOKF_ADD_BOS) && t->h->bos != GB_TOK_NONE;
-    if (bos && room == 0)
-        return encoded(e, GR_TOK_E_CAP, 1, size);
-    int64_t made = gr_tok_encode(t, (const uint8_t *)text, size, (flags & 2) != 0, ids + bos,
-                                 room - bos, scratch, scratch_size);
-    if (made == GR_TOK_E_CAP)
-        room = (size_t)count_text(e, text, size, (flags & 2) != 0, room - bos) + bos;
+    size_t before = bos && room > 0;
+    int64_t made = gr_tok_encode(t, (const uint8_t *)text, size, (flags & 2) != 0, ids + before,
+                                 room - before, e->buf[GB_BUF_TOK], scratch);
     if (made < 0)
-        return encoded(e, made, room, size);
-    if (bos && made > 0 && ids[1] == t->h->bos) {
-        memmove(ids, ids + 1, (size_t)made * sizeof *ids);
+        return encoded(e, made, size);
+    if (before && made > 0 && room > 1 && ids[1] == t->h->bos) {
+        size_t have = (size_t)made < room ? (size_t)made : room - 1;
+        memmove(ids, ids + 1, have * sizeof *ids);
         return made;
     }
-    if (bos)
+    if (before)
         ids[0] = t->h->bos;
     return made + bos;
 }
@@ -274,7 +257,7 @@ static int64_t encode_chat(gr_engine *e, const gemrun_message *messages, size_t 
     uint64_t size = gr_buffer_size(&e->v, GB_BUF_TOK), text = 0;
     uint64_t table = gr_align(gr_mul(count, sizeof(gr_message)), 8);
     if (table > size / 2)
-        return encoded(e, GR_TOK_E_SCRATCH, 0, table);
+        return encoded(e, GR_TOK_E_SCRATCH, table);
     gr_message *m = (gr_message *)(void *)(scratch + size - table);
     for (size_t i = 0; i < count; i++) {
         if (!messages[i].text || (uint32_t)messages[i].role > GEMRUN_ASSISTANT)
@@ -284,19 +267,10 @@ static int64_t encode_chat(gr_engine *e, const gemrun_message *messages, size_t 
         m[i] = (gr_message){(int)messages[i].role, messages[i].text, n};
     }
     if (text > e->v.conf.text_limit)
-        return encoded(e, GR_TOK_E_SCRATCH, 0, text);
-    size_t room = (size_t)e->v.conf.context + 1;
-    int64_t made = gr_chat_encode(&e->v.chat, &e->v.tok, m, count, true, prompt_of(e), room,
-                                  scratch, (size_t)(size - table));
-    uint64_t used = gr_align(gr_chat_scratch_size(&e->v.chat, count, (size_t)text), 8);
-    if (made == GR_TOK_E_CAP && used < size - table) { /* learn how many there are */
-        made = gr_chat_encode(&e->v.chat, &e->v.tok, m, count, true,
-                              (uint32_t *)(void *)(scratch + used),
-                              (size_t)(size - table - used) / 4, scratch, (size_t)used);
-        room = made < 0 ? room : (size_t)made - 1;
-        made = GR_TOK_E_CAP;
-    }
-    return made < 0 ? encoded(e, made, room + 1, text) : made;
+        return encoded(e, GR_TOK_E_SCRATCH, text);
+    int64_t made = gr_chat_encode(&e->v.chat, &e->v.tok, m, count, true, prompt_of(e),
+                                  (size_t)e->v.conf.context + 1, scratch, (size_t)(size - table));
+    return encoded(e, made, text);
 }
 
 /* A whole call, with a text or with messages. */
@@ -368,8 +342,8 @@ int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, ui
         capacity = capacity > INT32_MAX ? INT32_MAX : capacity;
         n = encode_text(&ctx->e, text ? text : "", size, flags, (uint32_t *)(void *)ids, capacity);
     }
-    if (n == GEMRUN_E_PROMPT) /* here it is the caller's room that is short */
-        n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_CAPACITY, ctx->e.err.wanted, capacity);
+    if (n > (int64_t)capacity) /* then it is to learn how many there are */
+        n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_CAPACITY, (uint64_t)n, capacity);
     return gr_leave(ctx, (int32_t)n);
 }
 

@@ -116,6 +116,7 @@ typedef struct gr_engine {
     bool balance;     /* threads take a part of the work one piece at a time: cores differ */
     uint32_t context; /* positions in use: kv_cache_size */
     uint32_t chunk;   /* tokens of a prefill step in use */
+    uint32_t near;    /* bytes of activations that stay in a core's second cache */
     uint8_t *arena, *kv; /* v.header.ram_arena and ram_kv bytes, zeroed and touched */
     uint8_t *buf[16];    /* arena buffers by gb_buffer kind */
     uint32_t pos;        /* tokens in the cache */

@@ -17,8 +17,7 @@
 
 enum {
     HALF = GB_PANEL / 2,
-    TILE = 4,          /* tokens whose sums stay in registers beside a group's unpacked codes */
-    L2_BYTES = 1 << 17 /* of activations at a time: half of the smallest L2 beside AVX2 */
+    TILE = 4 /* tokens whose sums stay in registers beside a group's unpacked codes */
 };
 
 typedef int32_t gr_quad __attribute__((may_alias)); /* 4 activation codes, read together */
@@ -231,18 +230,11 @@ static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32
     }
 }
 
-/* As many tokens at a time as the L2 holds: their activations are read again for every panel. */
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    uint32_t some = L2_BYTES / (a->groups * GB_GROUP) / TILE * TILE, n;
-    some = some < TILE ? TILE : some;
-    for (uint32_t t = 0; t < tokens; t += n) {
-        n = tokens - t < some ? tokens - t : some;
-        for (uint32_t col = 0; col < width; col += GB_PANEL)
-            panel_times(m, a, first + col / GB_PANEL, token + t, n, width - col,
-                        y + t * ldy + col, ldy);
-    }
+    for (uint32_t col = 0; col < width; col += GB_PANEL)
+        panel_times(m, a, first + col / GB_PANEL, token, tokens, width - col, y + col, ldy);
 }
 
 const gr_kernels GR_GLUE(gr_kernels_, GR_KERN_SUFFIX) = {

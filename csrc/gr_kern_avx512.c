@@ -13,8 +13,7 @@ typedef int32_t gr_quad __attribute__((may_alias)); /* 4 activation codes, read 
 /* ---- products with quantised weights ---- */
 
 enum {
-    TILE = 8,          /* tokens whose sums stay in registers beside a group's unpacked codes */
-    L2_BYTES = 1 << 18 /* of activations at a time: half of the smallest L2 beside AVX-512 */
+    TILE = 8 /* tokens whose sums stay in registers beside a group's unpacked codes */
 };
 
 typedef struct gr_steps { /* of a block, a vector a group */
@@ -177,18 +176,11 @@ static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32
                   width, y, ldy);
 }
 
-/* As many tokens at a time as the L2 holds: their activations are read again for every panel. */
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    uint32_t some = L2_BYTES / (a->groups * GB_GROUP) / TILE * TILE, n;
-    some = some < TILE ? TILE : some;
-    for (uint32_t t = 0; t < tokens; t += n) {
-        n = least(tokens - t, some);
-        for (uint32_t col = 0; col < width; col += GB_PANEL)
-            panel_times(m, a, first + col / GB_PANEL, token + t, n, width - col,
-                        y + t * ldy + col, ldy);
-    }
+    for (uint32_t col = 0; col < width; col += GB_PANEL)
+        panel_times(m, a, first + col / GB_PANEL, token, tokens, width - col, y + col, ldy);
 }
 
 const gr_kernels gr_kernels_avx512 = {.name = "avx512-vnni", .gemv = k_gemv, .gemm = k_gemm};

@@ -10,7 +10,8 @@
 enum {
     ROLES = 27,
     SCRATCH = 8192, /* floats of a thread's scratch on its stack: 32 KB */
-    MANY = 8        /* tokens whose norms are worth a barrier more */
+    MANY = 8,       /* tokens whose norms are worth a barrier more */
+    TILES = 8       /* tokens: whole tiles of every GEMM */
 };
 _Static_assert(GB_ROLE_DOWN + 1 == ROLES, "one place a role");
 
@@ -88,10 +89,13 @@ void gr_multiply(const gr_engine *e, const gr_mat *m, const gr_act *a, uint32_t 
 {
     const gr_kernels *k = e->kern;
     uint32_t format = m->seg->format; /* float formats have one segment */
-    gr_product product = tokens == 1 ? k->gemv : k->gemm;
-    if (format == GB_FMT_F32 || format == GB_FMT_F16)
-        product = k->gemm_float;
-    product(m, a, first, token, tokens, width, y, ldy);
+    bool floats = format == GB_FMT_F32 || format == GB_FMT_F16;
+    gr_product product = floats ? k->gemm_float : tokens == 1 ? k->gemv : k->gemm;
+    uint32_t near = e->near / (a->groups * GB_GROUP), some = near < TILES ? TILES : near, n;
+    for (uint32_t t = 0; t < tokens; t += n) { /* their inputs are read again for every panel */
+        n = gr_least(tokens - t, some / TILES * TILES);
+        product(m, a, first, token + t, n, width, y + t * ldy, ldy);
+    }
 }
 
 gr_act gr_activations(const gr_engine *e, uint32_t kind, uint32_t cols, bool codes, bool floats)
@@ -616,31 +620,33 @@ static gemrun_status fail_nonfinite(gr_engine *e, const gr_fwd *f)
     return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, position, f->count);
 }
 
+static gemrun_status step(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *user)
+{
+    if (f->count == 0 || f->count > e->chunk || f->count > e->context - e->pos)
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, f->count);
+    if (!run(e, f) || (f->want == 2 && !gr_heads(e, f->x, f->count, fn, user)))
+        return fail_nonfinite(e, f);
+    if (f->ids)
+        memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *f->ids, f->ids, f->count * sizeof *f->ids);
+    e->pos += f->count;
+    e->logits_valid = f->want != 0;
+    return GEMRUN_OK;
+}
+
 gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint32_t want,
                          gemrun_logits_fn fn, void *user)
 {
-    if (count == 0 || count > e->chunk || count > e->context - e->pos)
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, count);
     gr_fwd f = {.ids = ids, .count = count, .want = want};
-    if (!run(e, &f) || (want == 2 && !gr_heads(e, f.x, count, fn, user)))
-        return fail_nonfinite(e, &f);
-    memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *ids, ids, count * sizeof *ids);
-    e->pos += count;
-    e->logits_valid = want != 0;
-    return GEMRUN_OK;
+    return step(e, &f, fn, user);
 }
 
 gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count)
 {
-    if (count == 0 || count > e->chunk || count > e->context - e->pos)
-        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, count);
     gr_fwd f = {.count = count};
-    size_t bytes = (size_t)count * e->v.conf.hidden * sizeof *x;
+    size_t bytes = (size_t)gr_least(count, e->chunk) * e->v.conf.hidden * sizeof *x;
     memcpy(e->buf[GB_BUF_X], x, bytes);
-    if (!run(e, &f))
-        return fail_nonfinite(e, &f);
-    memcpy(x, e->buf[GB_BUF_X], bytes);
-    e->pos += count;
-    e->logits_valid = false;
-    return GEMRUN_OK;
+    gemrun_status st = step(e, &f, NULL, NULL);
+    if (st == GEMRUN_OK)
+        memcpy(x, e->buf[GB_BUF_X], bytes);
+    return st;
 }

@@ -28,6 +28,9 @@ uint64_t gr_port_memory(const char *root);
 uint32_t gr_port_cores(const char *root);
 /* Do the processors that the thread may use differ in speed by more than an eighth? */
 bool gr_port_uneven(const char *root);
+/* Half of a processor's share of its second cache, in bytes: the least of those that the thread may
+ * use, 64 KB to 32 MB; 128 KB where the system does not tell. */
+uint32_t gr_port_near(const char *root);
 uint64_t gr_port_affinity(void); /* of the calling thread, the first 64 processors */
 /* Bind the calling thread to the processors of `mask`, until unpin on this thread; false: it is
  * not bound. A thread that is bound already costs no system call. */

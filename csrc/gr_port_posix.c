@@ -389,6 +389,43 @@ bool gr_port_uneven(const char *root)
     return false;
 }
 
+/* Processors of `mask` that share a cache, told as a hexadecimal mask with commas; at least 1. */
+static unsigned sharers(const char *dir, uint64_t mask)
+{
+    char path[PATH_SIZE + 64], text[FILE_SIZE];
+    uint64_t map = 0;
+    unsigned n = 0;
+    snprintf(path, sizeof path, "%s/shared_cpu_map", dir);
+    if (read_text(path, text, sizeof text)) {
+        for (const char *p = text; *p && *p != '\n'; p++) { /* those above 64 are shifted out */
+            const char *digits = "0123456789abcdef", *at = strchr(digits, *p);
+            map = at ? map << 4 | (uint64_t)(at - digits) : map;
+        }
+    }
+    for (map &= mask; map != 0; map &= map - 1) {
+        n++;
+    }
+    return n > 0 ? n : 1;
+}
+
+uint32_t gr_port_near(const char *root)
+{
+    const uint64_t unknown = 256 << 10, most = 64 << 20, least = 128 << 10;
+    uint64_t mask = gr_port_affinity(), near = GR_TOO_BIG;
+    for (unsigned i = 0; i < 64; i++) {
+        for (unsigned k = 0; k < 5 && (mask >> i & 1); k++) { /* caches of a processor */
+            char dir[PATH_SIZE];
+            snprintf(dir, sizeof dir, "%s/sys/devices/system/cpu/cpu%u/cache/index%u", root, i, k);
+            if (file_number(dir, "level", "", 0) == 2) {
+                uint64_t share = gr_mul(file_number(dir, "size", "", 0), 1024) / sharers(dir, mask);
+                near = share > 0 && share < near ? share : near;
+            }
+        }
+    }
+    near = near == GR_TOO_BIG ? unknown : near > most ? most : near;
+    return (uint32_t)(near < least ? least : near) / 2;
+}
+
 /* ---- processor ---- */
 
 #if defined(__x86_64__) || defined(__i386__)

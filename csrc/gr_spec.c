@@ -57,6 +57,12 @@ static gemrun_status next_row(gr_engine *e, gr_draft *d)
                            : gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, e->pos - 1, 1);
 }
 
+void gr_begin_drafts(const gr_engine *e, gr_draft *d, uint32_t most)
+{
+    bool room = e->v.plans[GB_BUF_HIDDEN - 1].size >= gr_buffer_size(&e->v, GB_BUF_ROWS);
+    *d = (gr_draft){.most = room ? most : 0, .limit = room ? most : 0};
+}
+
 gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id)
 {
     if (d->used < d->count && d->ids[d->used] == id) {

@@ -152,9 +152,8 @@ typedef struct {
 static void emit(job *j, uint32_t id)
 {
     if (j->count < j->cap)
-        j->out[j->count++] = id;
-    else if (j->error == 0)
-        j->error = GR_TOK_E_CAP;
+        j->out[j->count] = id;
+    j->count++;
 }
 
 /* The merge of two tokens, or NULL. */

@@ -32,7 +32,6 @@ enum {
 /* Results of the encoders below zero. */
 enum {
     GR_TOK_E_SCRATCH = -1, /* scratch too small */
-    GR_TOK_E_CAP = -2,     /* out_ids too small */
     GR_TOK_E_ROLES = -3,   /* not [system] user (assistant user)*, or an order the template lacks */
     GR_TOK_E_SYSTEM = -4   /* the template has no place for a system text */
 };
@@ -69,8 +68,8 @@ int gr_tok_check(const gr_tok *t);
 #define gr_tok_scratch_size(n) ((size_t)(n) * 32u + 256u)
 
 /* Ids of a text, without bos. Invalid UTF-8 reads as U+FFFD. Control tokens written out in the text
- * become ids only if allow_control; content must never be given that way. Returns the count, or
- * GR_TOK_E_SCRATCH / GR_TOK_E_CAP. */
+ * become ids only if allow_control; content must never be given that way. Returns the count, also
+ * where it is more than `cap`: then the first cap are there; or GR_TOK_E_SCRATCH. */
 int64_t gr_tok_encode(const gr_tok *t, const uint8_t *text, size_t len, bool allow_control,
                       uint32_t *out_ids, size_t cap, void *scratch, size_t scratch_size);
 
@@ -120,8 +119,8 @@ int gr_chat_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_chat *
  * only for templates without control tokens between the messages. */
 size_t gr_chat_scratch_size(const gr_chat *c, size_t n, size_t text_len);
 
-/* Ids of a conversation, bos included where the template has one. Returns the count or one of
- * the negative results above. */
+/* Ids of a conversation, bos included where the template has one. Returns the count, as above, or
+ * one of the negative results. */
 int64_t gr_chat_encode(const gr_chat *c, const gr_tok *t, const gr_message *messages, size_t n,
                        bool add_generation_prompt, uint32_t *out_ids, size_t cap, void *scratch,
                        size_t scratch_size);

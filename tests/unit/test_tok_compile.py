@@ -23,7 +23,7 @@ from gemrun.format.tokens import TokenFlag
 
 KINDS = ("byte", "nfc", "spm")
 PLAIN = Generation(stop_ids=(1,))
-E_SCRATCH, E_CAP = -1, -2
+E_SCRATCH = -1
 E_SIZE, E_VOCAB = 1, 11
 
 
@@ -122,8 +122,10 @@ def test_scratch_and_capacity_are_checked() -> None:
 
     enough = 32 * len(raw) + 256
     assert encode(len(full), enough) == len(full)
-    assert encode(len(full) - 1, enough) == E_CAP
-    assert encode(0, enough) == E_CAP
+    for cap in (len(full) - 1, 7, 0):  # counted all the same; nothing is written behind cap
+        ids[:] = [0xFFFFFFFF] * len(full)
+        assert encode(cap, enough) == len(full)
+        assert list(ids) == full[:cap] + [0xFFFFFFFF] * (len(full) - cap)
     for size in (0, 8, 100, len(raw), 3 * len(raw), 4 * len(raw)):
         assert encode(len(full), size) == E_SCRATCH
 
