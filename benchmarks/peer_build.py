@@ -175,7 +175,13 @@ def available(cpu: frozenset[str]) -> list[str]:
 # ---- sources ----
 def _download(package: Package, into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--no-binary", package.name, "--dest", str(into), f"{package.name}=={package.version}"]
+    command += [
+        "--no-binary",
+        package.name,
+        "--dest",
+        str(into),
+        f"{package.name}=={package.version}",
+    ]
     run(command, f"{package.name} {package.version}", "check the network and the version")
     found = sorted(into.glob("*.tar.gz"))
     if len(found) != 1:

@@ -209,9 +209,8 @@ enum gb_buffer { /* arena buffers; FORMAT.md, "Memory", has the size of each */
     GB_BUF_IDS = 12,    /* [context] u32 token ids in the KV cache */
     GB_BUF_PROMPT = 13, /* [context + 1] u32 ids of an encoded prompt */
     GB_BUF_TOK = 14,    /* tokenizer scratch */
-    GB_BUF_HIDDEN = 15, /* [hidden] f32, final-norm output of the last position; or [8][hidden]:
+    GB_BUF_HIDDEN = 15  /* [hidden] f32, final-norm output of the last position; or [8][hidden]:
                          * then residual streams of a speculative step's tokens */
-    GB_BUF_ROWS = 16    /* no record: the second size of HIDDEN */
 };
 enum gb_op { /* the steps between which a buffer lives; QKV..DOWN repeat per layer */
     GB_OP_TOK = 0, GB_OP_EMBED = 1, GB_OP_QKV = 2, GB_OP_ATTN = 3, GB_OP_O = 4,

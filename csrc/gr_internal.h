@@ -80,7 +80,8 @@ uint64_t gr_tensor_second_size(const gb_tensor *t);
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments);  /* bytes of one panel */
 uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l);          /* ring bytes */
 uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window);
-uint64_t gr_buffer_size(const gr_view *v, uint32_t kind);
+uint64_t gr_buffer_size(const gr_view *v, uint32_t kind); /* or GR_BUF_ROWS */
+enum { GR_BUF_ROWS = GB_BUF_HIDDEN + 1 }; /* the second size of HIDDEN; has no record */
 uint64_t gr_engine_size(const gr_view *v); /* ram_engine */
 enum { GR_STACK_SIZE = 256 << 10, GR_ENGINE_FIXED = 64 << 10 };
 

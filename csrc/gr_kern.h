@@ -138,6 +138,18 @@ static inline uint32_t gr_pick(bool first, uint32_t a, uint32_t b)
     return (a & mask) | (b & ~mask);
 }
 
+static inline float gr_and(float x, uint32_t mask)
+{
+    return gr_float(gr_bits(x) & mask);
+}
+
+/* All bits, or none for a group that is too small or not finite: it becomes zeros by the same steps
+ * as any other (D5). amax is the encoding of its largest magnitude. */
+static inline uint32_t gr_usable(uint32_t amax)
+{
+    return 0u - ((uint32_t)(amax >= GR_TINY_BITS) & (uint32_t)(amax < GR_EXPONENT));
+}
+
 static inline float gr_bf16(uint16_t h)
 {
     return gr_float((uint32_t)h << 16);
@@ -183,9 +195,9 @@ static inline float gr_fmaf_exact(float x, float y, float z)
     uint64_t u, e;
     memcpy(&u, &s, sizeof u);
     memcpy(&e, &error, sizeof e);
-    uint64_t inexact = (uint64_t)(error < 0.0 || error > 0.0); /* NaN: s is not finite */
-    uint64_t even = ~u & inexact & 1u;
-    u += (e ^ u) >> 63 ? 0u - even : even;
+    uint64_t inexact = (uint64_t)(error < 0.0) | (uint64_t)(error > 0.0); /* NaN: s is not finite */
+    uint64_t even = ~u & inexact & 1u, down = 0u - ((e ^ u) >> 63);
+    u += (even ^ down) - down; /* even, or its negative */
     memcpy(&s, &u, sizeof s);
     return (float)s;
 }

@@ -135,28 +135,25 @@ static bool k_finite(const float *x, uint32_t n)
     return largest_magnitude(x, n) < GR_EXPONENT;
 }
 
-GR_INLINE ilanes codes_of(lanes x, lanes inverse)
+GR_INLINE ilanes codes_of(lanes x, uint32_t usable, float inverse)
 {
-    return bits_minus(bits_of(plus(times(x, inverse), all(GR_ROUND))), all_bits(GR_ROUND_BITS));
+    x = times(of_bits(bits_and(bits_of(x), all_bits(usable))), all(gr_and(inverse, usable)));
+    return bits_minus(bits_of(plus(x, all(GR_ROUND))), all_bits(GR_ROUND_BITS));
 }
 
 static bool k_quantise(const float *x, uint32_t n, uint32_t group, int8_t *codes, uint16_t *scale)
 {
     bool ok = true;
     for (uint32_t i = 0; i < n; i += group, codes += group, scale++) {
-        uint32_t amax = largest_magnitude(x + i, group);
-        ok &= amax < GR_EXPONENT;
-        if (amax >= GR_EXPONENT || amax < GR_TINY_BITS) {
-            memset(codes, 0, group);
-            *scale = 0;
-            continue;
-        }
-        *scale = (uint16_t)((gr_bits(gr_float(amax) / 127.0f) + 0xFFFFu) >> 16); /* never below */
-        lanes inverse = all(1.0f / gr_bf16(*scale));
+        uint32_t amax = largest_magnitude(x + i, group), usable = gr_usable(amax);
+        float step = gr_float(amax & usable) / 127.0f;
+        *scale = (uint16_t)((gr_bits(step) + 0xFFFFu) >> 16); /* never below */
+        float inverse = 1.0f / gr_bf16(*scale);
         for (uint32_t k = 0, m; k < group; k += m) {
             m = least(group - k, LANES);
-            store_codes(codes + k, codes_of(load_some(x + i + k, m), inverse), m);
+            store_codes(codes + k, codes_of(load_some(x + i + k, m), usable, inverse), m);
         }
+        ok &= amax < GR_EXPONENT;
     }
     return ok;
 }
@@ -166,20 +163,14 @@ static bool put_group(lanes x, lanes y, gr_act *a, uint32_t t, uint32_t g)
 {
     size_t at = (size_t)t * a->groups + g;
     uint32_t amax = largest_bits(bits_larger(magnitude(x), magnitude(y)));
-    bool finite = amax < GR_EXPONENT;
-    if (!finite || amax < GR_TINY_BITS) {
-        memset(a->codes + at * GROUP, 0, GROUP);
-        a->sa[at] = 0.0f;
-        a->asum[at] = 0;
-        return finite;
-    }
-    lanes inverse = all(127.0f / gr_float(amax));
-    ilanes first = codes_of(x, inverse), second = codes_of(y, inverse);
+    uint32_t usable = gr_usable(amax);
+    float top = gr_float(amax & usable);
+    ilanes first = codes_of(x, usable, 127.0f / top), second = codes_of(y, usable, 127.0f / top);
     store_codes(a->codes + at * GROUP, first, LANES);
     store_codes(a->codes + at * GROUP + LANES, second, LANES);
-    a->sa[at] = gr_float(amax) / 127.0f;
+    a->sa[at] = top / 127.0f;
     a->asum[at] = sum_bits(bits_plus(first, second));
-    return true;
+    return amax < GR_EXPONENT;
 }
 
 /* n <= 32 values of a group in all forms that the consumers want. */
@@ -278,9 +269,26 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
 GR_INLINE lanes scales_at(const uint16_t *p, size_t stride, uint32_t n)
 {
     float x[LANES] = {0.0f};
+    if (stride == 1)
+        return load_brains(p, n);
     for (uint32_t i = 0; i < n; i++)
         x[i] = gr_bf16(p[i * stride]);
     return load(x);
+}
+
+/* Where the codes of n <= 16 positions from p on begin; behind the last one that one again. */
+GR_INLINE void rows_from(const gr_span *s, uint32_t p, uint32_t n, const int8_t *row[LANES])
+{
+    const int8_t *k = (const int8_t *)s->k + p * s->stride;
+    for (uint32_t i = 0; i < LANES; i++, k += i < n ? s->stride : 0)
+        row[i] = k;
+}
+
+GR_INLINE lanes add_score(const gr_dots *dots, const gr_queries *q, uint32_t i, uint32_t g,
+                          lanes key_scales, lanes acc)
+{
+    lanes scale = times(all(gr_bf16(q->scales[i * q->scale_stride + g])), key_scales);
+    return fused(dots_of(dots), scale, acc);
 }
 
 /* n <= 16 positions from p on; a lane is a position. */
@@ -291,8 +299,7 @@ static void score16(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t 
     lanes acc[GR_QUERIES];
     gr_dots dots[GR_QUERIES];
     gr_keys keys;
-    for (uint32_t i = 0; i < LANES; i++) /* behind the last one: that one again */
-        row[i] = (const int8_t *)s->k + (p + least(i, n - 1)) * s->stride;
+    rows_from(s, p, n, row);
     for (uint32_t i = 0; i < q->count; i++)
         acc[i] = nothing();
     for (uint32_t at = 0, g = 0, m; at < dim; at += group, g++) {
@@ -305,9 +312,29 @@ static void score16(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t 
                 dot_keys(&keys, q->codes + i * q->stride + at + k, m, &dots[i]);
         }
         lanes ks = scales_at(s->ks + p * s->scale_stride + g, s->scale_stride, n);
+        for (uint32_t i = 0; i < q->count; i++)
+            acc[i] = add_score(&dots[i], q, i, g, ks, acc[i]);
+    }
+    for (uint32_t i = 0; i < q->count; i++)
+        store_some(out + i * ldo, acc[i], n);
+}
+
+/* The same where a group is one step: keys and sums stay in registers. */
+static void score16_whole(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t n,
+                          uint32_t groups, float *out, size_t ldo)
+{
+    const int8_t *row[LANES];
+    lanes acc[GR_QUERIES];
+    gr_keys keys;
+    rows_from(s, p, n, row);
+    for (uint32_t g = 0; g < groups; g++) {
+        lanes ks = scales_at(s->ks + p * s->scale_stride + g, s->scale_stride, n);
+        load_keys(row, DOT_STEP * g, DOT_STEP, &keys);
         for (uint32_t i = 0; i < q->count; i++) {
-            lanes scale = times(all(gr_bf16(q->scales[i * q->scale_stride + g])), ks);
-            acc[i] = fused(dots_of(&dots[i]), scale, acc[i]);
+            gr_dots dots;
+            clear_dots(&dots);
+            dot_keys(&keys, q->codes + i * q->stride + DOT_STEP * g, DOT_STEP, &dots);
+            acc[i] = add_score(&dots, q, i, g, ks, g > 0 ? acc[i] : nothing());
         }
     }
     for (uint32_t i = 0; i < q->count; i++)
@@ -319,74 +346,82 @@ static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_
 {
     for (uint32_t p = 0, n; p < s->count; p += n) {
         n = least(s->count - p, LANES);
-        score16(q, s, p, n, dim, group, out + p, ldo);
+        if (group == DOT_STEP)
+            score16_whole(q, s, p, n, dim / group, out + p, ldo);
+        else
+            score16(q, s, p, n, dim, group, out + p, ldo);
     }
 }
 
-/* Values v of n positions with weights w: some outputs of `queries` rows of out, `vectors` of 16
- * or, where there is one, `width` of them. Rows behind `last` are that one again. The last three
- * are constants after inlining. */
-GR_INLINE void value_tile(const int8_t *v, size_t stride, uint32_t n, float (*w)[LANES],
-                          float *out, size_t ldo, uint32_t last, uint32_t width, uint32_t queries,
+enum { SOME = 2 * LANES }; /* positions whose weighted values are added at a time */
+
+/* Values v of n positions with weights w: outputs of `queries` rows of out, `vectors` of 16 or,
+ * where there is one, `width` of them. The last three are constants after inlining. */
+GR_INLINE void value_tile(const int8_t *v, size_t stride, uint32_t n, float (*w)[SOME],
+                          float *out, size_t ldo, uint32_t width, uint32_t queries,
                           uint32_t vectors)
 {
-    lanes acc[4][2];
-    const float *weight[4];
+    lanes acc[4][4];
 #pragma GCC unroll 4
-    for (uint32_t i = 0; i < queries; i++) {
-        weight[i] = w[least(i, last)];
-#pragma GCC unroll 2
+    for (uint32_t i = 0; i < queries; i++)
+#pragma GCC unroll 4
         for (uint32_t k = 0; k < vectors; k++)
-            acc[i][k] = load_some(out + least(i, last) * ldo + LANES * k, width);
-    }
+            acc[i][k] = load_some(out + i * ldo + LANES * k, width);
     for (uint32_t p = 0; p < n; p++, v += stride) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (uint32_t k = 0; k < vectors; k++) {
             lanes x = load_codes(v + LANES * k, width);
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < queries; i++)
-                acc[i][k] = fused(all(weight[i][p]), x, acc[i][k]);
+                acc[i][k] = fused(all(w[i][p]), x, acc[i][k]);
         }
     }
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < queries; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (uint32_t k = 0; k < vectors; k++)
-            store_some(out + least(i, last) * ldo + LANES * k, acc[i][k], width);
+            store_some(out + i * ldo + LANES * k, acc[i][k], width);
 }
 
-/* A scale group of n <= 16 positions. */
-static void value_group(const int8_t *v, size_t stride, uint32_t n, float (*w)[LANES],
+/* A scale group of n positions for 1 to 4 queries. */
+static void value_group(const int8_t *v, size_t stride, uint32_t n, float (*w)[SOME],
                         uint32_t count, uint32_t group, float *out, size_t ldo)
 {
-    enum { WIDTH = LANES * VALUE_LANES };
-    if (group % 32) /* rare */
+    uint32_t width = LANES * (count == 1 ? VALUE_ONE : VALUE_MANY), k = 0;
+    for (; k + width <= group; k += width) {
+        float *to = out + k;
+        if (count == 1)
+            value_tile(v + k, stride, n, w, to, ldo, LANES, 1, VALUE_ONE);
+        else if (count == 2)
+            value_tile(v + k, stride, n, w, to, ldo, LANES, 2, VALUE_MANY);
+        else if (count == 3)
+            value_tile(v + k, stride, n, w, to, ldo, LANES, 3, VALUE_MANY);
+        else
+            value_tile(v + k, stride, n, w, to, ldo, LANES, 4, VALUE_MANY);
+    }
+    for (; k < group; k += LANES) /* narrow groups */
         for (uint32_t i = 0; i < count; i++)
-            for (uint32_t k = 0; k < group; k += LANES)
-                value_tile(v + k, stride, n, w + i, out + i * ldo + k, ldo, 0,
-                           least(group - k, LANES), 1, 1);
-    else if (count == 1)
-        for (uint32_t k = 0; k < group; k += 32)
-            value_tile(v + k, stride, n, w, out + k, ldo, 0, LANES, 1, 2);
-    else
-        for (uint32_t i = 0; i < count; i += 4)
-            for (uint32_t k = 0; k < group; k += WIDTH)
-                value_tile(v + k, stride, n, w + i, out + i * ldo + k, ldo,
-                           least(count - i, 4) - 1, LANES, 4, VALUE_LANES);
+            value_tile(v + k, stride, n, w + i, out + i * ldo + k, ldo, least(group - k, LANES), 1,
+                       1);
 }
 
 static void k_value(const float *e, size_t lde, uint32_t count, const gr_span *s, uint32_t dim,
                     uint32_t group, float *out, size_t ldo)
 {
-    float w[GR_QUERIES][LANES];
+    float w[GR_QUERIES][SOME];
     for (uint32_t p = 0, n; p < s->count; p += n) {
-        n = least(s->count - p, LANES);
+        n = least(s->count - p, SOME);
         for (uint32_t at = 0, g = 0; at < dim; at += group, g++) {
-            lanes vs = scales_at(s->vs + p * s->scale_stride + g, s->scale_stride, n);
-            for (uint32_t i = 0; i < count; i++)
-                store(w[i], times(load_some(e + i * lde + p, n), vs));
-            value_group((const int8_t *)s->v + p * s->stride + at, s->stride, n, w, count, group,
-                        out + at, ldo);
+            const uint16_t *vs = s->vs + p * s->scale_stride + g;
+            for (uint32_t k = 0; k < n; k += LANES) {
+                uint32_t m = least(n - k, LANES);
+                lanes scale = scales_at(vs + k * s->scale_stride, s->scale_stride, m);
+                for (uint32_t i = 0; i < count; i++)
+                    store(w[i] + k, times(load_some(e + i * lde + p + k, m), scale));
+            }
+            for (uint32_t i = 0; i < count; i += 4)
+                value_group((const int8_t *)s->v + p * s->stride + at, s->stride, n, w + i,
+                            least(count - i, 4), group, out + i * ldo + at, ldo);
         }
     }
 }

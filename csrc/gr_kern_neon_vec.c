@@ -86,36 +86,33 @@ GR_INLINE uint32_t largest(const float *x, uint32_t n)
 }
 
 /* Rounded to nearest even, as adding 1.5 * 2^23 does. */
-GR_INLINE int16x8_t codes_of(const float *x, float inverse)
+GR_INLINE int16x8_t codes_of(const float *x, uint32x4_t usable, float inverse)
 {
-    int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x), inverse));
-    int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 4), inverse));
+    uint32x4_t x1 = vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x)), usable);
+    uint32x4_t x2 = vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + 4)), usable);
+    int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vreinterpretq_f32_u32(x1), inverse));
+    int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vreinterpretq_f32_u32(x2), inverse));
     return vmovn_high_s32(vmovn_s32(a), b);
 }
 
 /* 16 codes; their sums in pairs. */
-GR_INLINE int16x8_t encode(const float *x, float inverse, int8_t *codes)
+GR_INLINE int16x8_t encode(const float *x, uint32_t usable, float inverse, int8_t *codes)
 {
-    int16x8_t a = codes_of(x, inverse), b = codes_of(x + 8, inverse);
+    uint32x4_t mask = vdupq_n_u32(usable);
+    int16x8_t a = codes_of(x, mask, inverse), b = codes_of(x + 8, mask, inverse);
     vst1q_s8(codes, vmovn_high_s16(vmovn_s16(a), b));
     return vaddq_s16(a, b);
 }
 
 static bool act_group(const float *x, gr_act *a, size_t at) /* 32 values */
 {
-    uint32_t amax = largest(x, GROUP);
+    uint32_t amax = largest(x, GROUP), usable = gr_usable(amax);
     int8_t *codes = a->codes + at * GROUP;
-    if (amax >= GR_EXPONENT || amax < GR_TINY_BITS) {
-        memset(codes, 0, GROUP);
-        a->sa[at] = 0.0f;
-        a->asum[at] = 0;
-        return amax < GR_EXPONENT;
-    }
-    float inverse = 127.0f / gr_float(amax);
-    a->sa[at] = gr_float(amax) / 127.0f;
-    a->asum[at] = vaddlvq_s16(vaddq_s16(encode(x, inverse, codes),
-                                        encode(x + 16, inverse, codes + 16)));
-    return true;
+    float top = gr_float(amax & usable), inverse = gr_and(127.0f / top, usable);
+    a->sa[at] = top / 127.0f;
+    a->asum[at] = vaddlvq_s16(vaddq_s16(encode(x, usable, inverse, codes),
+                                        encode(x + 16, usable, inverse, codes + 16)));
+    return amax < GR_EXPONENT;
 }
 
 static bool k_act(const float *x, gr_act *a, uint32_t t, uint32_t first_group, uint32_t n)
@@ -213,19 +210,17 @@ static bool k_quantise(const float *x, uint32_t n, uint32_t group, int8_t *codes
     bool ok = true;
     for (uint32_t from = 0; from < n; from += group, codes += group, scale++) {
         const float *v = x + from;
-        uint32_t amax = largest(v, group), i = 0;
-        ok &= amax < GR_EXPONENT;
-        if (amax >= GR_EXPONENT || amax < GR_TINY_BITS) {
-            memset(codes, 0, group);
-            *scale = 0;
-            continue;
-        }
-        *scale = (uint16_t)((gr_bits(gr_float(amax) / 127.0f) + 0xFFFFu) >> 16); /* never below */
-        float inverse = 1.0f / gr_bf16(*scale);
+        uint32_t amax = largest(v, group), usable = gr_usable(amax), i = 0;
+        float step = gr_float(amax & usable) / 127.0f;
+        *scale = (uint16_t)((gr_bits(step) + 0xFFFFu) >> 16); /* never below */
+        float inverse = gr_and(1.0f / gr_bf16(*scale), usable);
         for (; i + 16 <= group; i += 16)
-            (void)encode(v + i, inverse, codes + i);
-        for (; i < group; i++)
-            codes[i] = (int8_t)(int32_t)(gr_bits(v[i] * inverse + GR_ROUND) - GR_ROUND_BITS);
+            (void)encode(v + i, usable, inverse, codes + i);
+        for (; i < group; i++) {
+            float x1 = gr_and(v[i], usable) * inverse;
+            codes[i] = (int8_t)(int32_t)(gr_bits(x1 + GR_ROUND) - GR_ROUND_BITS);
+        }
+        ok &= amax < GR_EXPONENT;
     }
     return ok;
 }

@@ -290,11 +290,13 @@ GR_INLINE uint32_t largest(const float *x, uint32_t n) /* of the encodings witho
     return amax;
 }
 
-GR_INLINE int32_t encode(const float *x, uint32_t n, float inverse, int8_t *codes)
+GR_INLINE int32_t encode(const float *x, uint32_t n, uint32_t usable, float inverse, int8_t *codes)
 {
     int32_t sum = 0;
+    inverse = gr_and(inverse, usable);
     for (uint32_t i = 0; i < n; i++) {
-        int32_t c = (int32_t)(gr_bits(x[i] * inverse + GR_ROUND) - GR_ROUND_BITS);
+        float value = gr_and(x[i], usable);
+        int32_t c = (int32_t)(gr_bits(value * inverse + GR_ROUND) - GR_ROUND_BITS);
         codes[i] = (int8_t)c;
         sum += c;
     }
@@ -304,17 +306,11 @@ GR_INLINE int32_t encode(const float *x, uint32_t n, float inverse, int8_t *code
 static bool act_group(const float *x, gr_act *a, uint32_t t, uint32_t g) /* 32 values */
 {
     size_t at = (size_t)t * a->groups + g;
-    uint32_t amax = largest(x, GROUP);
-    bool finite = amax < GR_EXPONENT;
-    if (!finite || amax < GR_TINY_BITS) {
-        memset(a->codes + at * GROUP, 0, GROUP);
-        a->sa[at] = 0.0f;
-        a->asum[at] = 0;
-        return finite;
-    }
-    a->sa[at] = gr_float(amax) / 127.0f;
-    a->asum[at] = encode(x, GROUP, 127.0f / gr_float(amax), a->codes + at * GROUP);
-    return true;
+    uint32_t amax = largest(x, GROUP), usable = gr_usable(amax);
+    float top = gr_float(amax & usable);
+    a->sa[at] = top / 127.0f;
+    a->asum[at] = encode(x, GROUP, usable, 127.0f / top, a->codes + at * GROUP);
+    return amax < GR_EXPONENT;
 }
 
 static bool k_act(const float *x, gr_act *a, uint32_t t, uint32_t first_group, uint32_t n)
@@ -418,15 +414,11 @@ static bool k_quantise(const float *x, uint32_t n, uint32_t group, int8_t *codes
 {
     bool ok = true;
     for (uint32_t i = 0; i < n; i += group, codes += group, scale++) {
-        uint32_t amax = largest(x + i, group);
+        uint32_t amax = largest(x + i, group), usable = gr_usable(amax);
+        float step = gr_float(amax & usable) / 127.0f;
+        *scale = (uint16_t)((gr_bits(step) + 0xFFFFu) >> 16); /* never below */
+        (void)encode(x + i, group, usable, 1.0f / gr_bf16(*scale), codes);
         ok &= amax < GR_EXPONENT;
-        if (amax >= GR_EXPONENT || amax < GR_TINY_BITS) {
-            memset(codes, 0, group);
-            *scale = 0;
-            continue;
-        }
-        *scale = (uint16_t)((gr_bits(gr_float(amax) / 127.0f) + 0xFFFFu) >> 16); /* never below */
-        (void)encode(x + i, group, 1.0f / gr_bf16(*scale), codes);
     }
     return ok;
 }

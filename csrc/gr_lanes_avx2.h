@@ -203,6 +203,20 @@ GR_INLINE lanes load_halves(const uint16_t *p, uint32_t n)
                    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)))};
 }
 
+GR_INLINE __m256 brains8(__m128i x)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+
+GR_INLINE lanes load_brains(const uint16_t *p, uint32_t n)
+{
+    uint16_t some[16] = {0};
+    if (n < 16)
+        memcpy(some, p, n * sizeof *p), p = some;
+    return (lanes){brains8(_mm_loadu_si128((const __m128i *)(const void *)p)),
+                   brains8(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)))};
+}
+
 GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 {
     int8_t some[16] = {0};
@@ -217,7 +231,8 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 
 enum {
     DOT_STEP = 32,
-    VALUE_LANES = 1,
+    VALUE_ONE = 2,
+    VALUE_MANY = 1,
     FLOAT_TILE = 4,
 };
 

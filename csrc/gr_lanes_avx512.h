@@ -89,6 +89,12 @@ GR_INLINE lanes load_halves(const uint16_t *p, uint32_t n)
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
 }
 
+GR_INLINE lanes load_brains(const uint16_t *p, uint32_t n) /* bfloat16 */
+{
+    __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+}
+
 GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
@@ -98,7 +104,8 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 
 enum {
     DOT_STEP = 64,   /* codes of a key that are taken at once */
-    VALUE_LANES = 2, /* of the sums of four queries that stay in registers */
+    VALUE_ONE = 4,   /* vectors of sums of one query that stay in registers .. */
+    VALUE_MANY = 4,  /* .. and of each of up to four */
     FLOAT_TILE = 8,  /* tokens whose sums do */
 };
 

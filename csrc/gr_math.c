@@ -38,10 +38,9 @@ float gr_sqrtf(float x)
     uint64_t rest = (uint64_t)m << (e & 1 ? 26 : 25), root = 0; /* value * 2^48, value in [1, 4) */
     for (uint64_t bit = 1u << 24; bit; bit >>= 1) {
         uint64_t trial = (root << 1 | bit) * bit; /* (root + bit)^2 - root^2 */
-        if (rest >= trial) {
-            rest -= trial;
-            root |= bit;
-        }
+        uint64_t fits = 0u - (uint64_t)(rest >= trial); /* no branch (D5) */
+        rest -= trial & fits;
+        root |= bit & fits;
     }
     /* 25 bits, the last one being the half. A tie would be the square of an odd root: it is odd,
      * and `rest` started even. */

@@ -171,7 +171,7 @@ uint64_t gr_buffer_size(const gr_view *v, uint32_t kind)
     case GB_BUF_PROMPT: size = gr_mul(gr_add(context, 1), 4); break;
     case GB_BUF_TOK:    size = gr_add(gr_mul(c->text_limit, 32), 65536); break;
     case GB_BUF_HIDDEN: size = gr_mul(c->hidden, 4); break;
-    case GB_BUF_ROWS:   size = gr_mul(c->hidden, 4 * GB_HIDDEN_ROWS); break;
+    case GR_BUF_ROWS:   size = gr_mul(c->hidden, 4 * GB_HIDDEN_ROWS); break;
     default:            break;
     }
     return gr_align(size, GB_LINE);

@@ -33,7 +33,7 @@ static uint32_t look_up(const gr_engine *e, gr_draft *d, uint32_t id, uint32_t m
 }
 
 /* The step in flight is over: was it worth it? A row costs up to half of a step of its own. */
-static void settle(gr_draft *d)
+static void judge(gr_draft *d)
 {
     uint32_t right = d->used - 1, drafted = d->count - 1;
     d->credit += 2 * (int32_t)right - (int32_t)drafted;
@@ -59,7 +59,7 @@ static gemrun_status next_row(gr_engine *e, gr_draft *d)
 
 void gr_begin_drafts(const gr_engine *e, gr_draft *d, uint32_t most)
 {
-    bool room = e->v.plans[GB_BUF_HIDDEN - 1].size >= gr_buffer_size(&e->v, GB_BUF_ROWS);
+    bool room = e->v.plans[GB_BUF_HIDDEN - 1].size >= gr_buffer_size(&e->v, GR_BUF_ROWS);
     *d = (gr_draft){.most = room ? most : 0, .limit = room ? most : 0};
 }
 
@@ -70,7 +70,7 @@ gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id)
         return next_row(e, d);
     }
     if (d->count > 0)
-        settle(d);
+        judge(d);
     uint32_t most = gr_least(d->limit, gr_least(e->context - e->pos, e->chunk) - 1), n = 0;
     if (d->rest > 0)
         d->rest--;

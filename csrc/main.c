@@ -21,7 +21,7 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
 typedef struct options {
     const char *path, *prompt, *system, *kernel, *head;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
-    uint32_t help, version, ignore_memory, lock_memory, tune;
+    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work;
     uint64_t decode_threads, balance, speculate;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
@@ -81,6 +81,8 @@ static const struct option {
      "NAME  full, or two-plane: read less of the head for equal tokens (full)"},
     {"--speculate", NUMBER, AT(speculate), 0, 0, 6,
      "N  guess up to N tokens ahead from the context: same answer, fewer steps (0)"},
+    {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
+     "as many instructions a token whatever the data: one thread, full head"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
@@ -216,6 +218,24 @@ static int parse_head(const char *name, uint32_t *out)
                 *name ? name : "an empty text");
     }
     return name ? EXIT_USAGE : 0;
+}
+
+/* What makes the work of a step depend on more than its position does not go with the option. */
+static int take_constant_work(const options *o, gemrun_config *c)
+{
+    const char *against = o->threads > 1                      ? "--threads"
+                          : c->head == GEMRUN_HEAD_TWO_PLANE ? "--head"
+                          : o->speculate > 0                 ? "--speculate"
+                                                             : NULL;
+    if (o->constant_work && against) {
+        fprintf(stderr, "gemrun: %s: not with --constant-work, which takes one thread, the full "
+                "head and no guesses; leave one of them out\n", against);
+        return EXIT_USAGE;
+    }
+    if (o->constant_work) {
+        c->threads = 1;
+    }
+    return 0;
 }
 
 /* How many letters must change, come or go to make one name of the other. */
@@ -818,6 +838,10 @@ static int run(int argc, char **argv)
         return code;
     }
     c.threads = (uint32_t)o.threads;
+    code = take_constant_work(&o, &c);
+    if (code != 0) {
+        return code;
+    }
     c.decode_threads = (uint32_t)o.decode_threads;
     c.balance = (uint32_t)o.balance;
     c.thread_affinity = o.affinity;

@@ -64,19 +64,27 @@ def _leave(tool: str, sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    for each in STOP_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Stopped(number)
+
+
+def past_stopping() -> None:
+    """The output is being put in place: a signal that comes from now on is too late to change what
+    the command says, and is ignored. Nothing happens outside a command."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """SIGINT and SIGTERM raise Stopped once; further ones are ignored while the body cleans up."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        for each in STOP_SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
-
     try:
         for number in STOP_SIGNALS:
-            signal.signal(number, stop)
+            signal.signal(number, _stop)
         yield
     finally:
         for number, handler in before.items():

@@ -14,6 +14,7 @@ from gemmake.calibration import Calibrator, layer_weights
 from gemmake.emit import Chunk, FeedbackOf, Host, Tally, emit
 from gemmake.engine import Engine
 from gemmake.errors import OutputError
+from gemmake.failures import past_stopping
 from gemmake.hdf import show
 from gemmake.passes import vectors
 from gemmake.passes.layout import StreamTensor
@@ -77,6 +78,7 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written,
             out.seal()
         dump("test_vectors", state, tallies)
         beside = memmap.beside(Path(out.partial), Path(out.path))
+        past_stopping()
         with beside, host.clock.timed("finish"):
             written = out.finish()
     return written, tallies

@@ -749,6 +749,37 @@ static void write_file(const char *root, const char *name, const char *text)
     CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
 }
 
+/* A file of a cache of every processor of `mask`. */
+static void write_cache(const char *root, uint64_t mask, const char *name, const char *text)
+{
+    for (unsigned i = 0; i < 64; i++) {
+        char path[120];
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%u/cache/%s", i, name);
+        if (mask >> i & 1)
+            write_file(root, path, text);
+    }
+}
+
+static void test_caches(const char *root, uint64_t mask)
+{
+    uint32_t allowed = 0;
+    for (uint64_t left = mask; left != 0; left &= left - 1)
+        allowed++;
+    CHECK(gr_port_near(root) == 128 << 10); /* not told */
+    write_cache(root, mask, "index0/level", "1\n");
+    write_cache(root, mask, "index0/size", "32K\n");
+    CHECK(gr_port_near(root) == 128 << 10);
+    write_cache(root, mask, "index2/level", "2\n");
+    write_cache(root, mask, "index2/size", "16384K\n");
+    CHECK(gr_port_near(root) == 8192 << 10);
+    write_cache(root, mask, "index2/shared_cpu_map", "ffffffff,ffffffff\n");
+    CHECK(gr_port_near(root) == (16384u << 10) / allowed / 2);
+    write_cache(root, mask, "index2/size", "64K\n");
+    CHECK(gr_port_near(root) == 64 << 10);
+    write_cache(root, mask, "index2/size", "999999999K\n");
+    CHECK(gr_port_near(root) == 32 << 20);
+}
+
 static void test_groups(void)
 {
     char root[] = "/tmp/gemrun-groups-XXXXXX";
@@ -792,28 +823,7 @@ static void test_groups(void)
     snprintf(command, sizeof command, "rm %s/sys/devices/system/cpu/cpu*/cpu_capacity", root);
     CHECK(gr_nth_bit(mask, 1) == 0 || system(command) == 0);
     CHECK(!gr_port_uneven(root)); /* clocks a thirtieth apart are equal */
-    CHECK(gr_port_near(root) == 128 << 10); /* not told */
-    for (unsigned i = 0; i < 64; i++) {
-        if (mask >> i & 1) { /* a first cache, then a second one of all processors together */
-            char name[80];
-            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cache/index0/level", i);
-            write_file(root, name, "1\n");
-            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cache/index0/size", i);
-            write_file(root, name, "32K\n");
-            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cache/index2/level", i);
-            write_file(root, name, "2\n");
-            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cache/index2/size", i);
-            write_file(root, name, "16384K\n");
-            CHECK(gr_port_near(root) == 8192 << 10);
-            snprintf(name, sizeof name, "sys/devices/system/cpu/cpu%u/cache/index2/shared_cpu_map",
-                     i);
-            write_file(root, name, "ffffffff,ffffffff\n");
-        }
-    }
-    uint32_t allowed = 0;
-    for (uint64_t left = mask; left != 0; left &= left - 1)
-        allowed++;
-    CHECK(gr_port_near(root) == (16384u << 10) / allowed / 2);
+    test_caches(root, mask);
     snprintf(command, sizeof command, "rm -r %s", root);
     CHECK(system(command) == 0);
 }

@@ -158,6 +158,7 @@ RANGES = {
     "--deadline-ms": (("0",), "1 to 18446744073709"),
     "--threads": (("0", "9"), "1 to 8"),
     "--decode-threads": (("0", "9"), "1 to 8"),
+    "--speculate": (("7", "-1"), "0 to 6"),
     "--balance": (("-1", "3"), "0 to 2"),
     "--affinity": (("0", "0x10000000000000000"), "0x1 to 0xffffffffffffffff"),
     "--kv-cache-size": (("0",), "1 to 4294967295"),

@@ -201,7 +201,7 @@ def test_a_signal_at_any_moment_leaves_no_artifact(
     if process.returncode == 0:  # it had finished
         assert left == ["work", "x.gembin", "x.gembin.memmap"]
         return
-    if number is signal.SIGKILL and "x.gembin" in left:  # it came behind the last rename
+    if process.returncode < 0 and "x.gembin" in left:  # it came behind the last rename
         assert compiling.problems(output) == []
         return
     assert "x.gembin" not in left
