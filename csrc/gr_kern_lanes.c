@@ -11,6 +11,10 @@
 
 enum { LANES = 16, GROUP = GB_GROUP };
 
+/* Before every kernel returns: with the upper halves of registers in use, the next code without AVX
+ * may cost hundreds of cycles. A compiler that builds for size does not see to it. */
+#define clean_up() _mm256_zeroupper()
+
 GR_INLINE uint32_t least(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
@@ -76,6 +80,7 @@ static void k_glu(uint32_t kind, const float *g, const float *u, float *h)
 {
     lanes x = load(g);
     store(h, times(kind == GB_ACT_SILU ? silu_of(x) : gelu_of(x), load(u)));
+    clean_up();
 }
 
 GR_INLINE lanes cap_of(lanes z, lanes cap)
@@ -89,6 +94,7 @@ static void k_softcap(float *z, uint32_t n, float cap)
         m = least(n - i, LANES);
         store_some(z + i, cap_of(load_some(z + i, m), all(cap)), m);
     }
+    clean_up();
 }
 
 /* ---- element by element ---- */
@@ -99,6 +105,7 @@ static void k_add(float *x, const float *y, uint32_t n)
         m = least(n - i, LANES);
         store_some(x + i, plus(load_some(x + i, m), load_some(y + i, m)), m);
     }
+    clean_up();
 }
 
 static void k_divide(float *x, float by, uint32_t n)
@@ -107,6 +114,7 @@ static void k_divide(float *x, float by, uint32_t n)
         m = least(n - i, LANES);
         store_some(x + i, over(load_some(x + i, m), all(by)), m);
     }
+    clean_up();
 }
 
 static void k_rope(float *x, const float *table, uint32_t pairs)
@@ -118,6 +126,7 @@ static void k_rope(float *x, const float *table, uint32_t pairs)
         store_some(x + i, minus(times(a, c), times(b, s)), m);
         store_some(x + i + pairs, plus(times(b, c), times(a, s)), m);
     }
+    clean_up();
 }
 
 /* ---- activations ---- */
@@ -132,7 +141,9 @@ GR_INLINE uint32_t largest_magnitude(const float *x, uint32_t n)
 
 static bool k_finite(const float *x, uint32_t n)
 {
-    return largest_magnitude(x, n) < GR_EXPONENT;
+    bool result = largest_magnitude(x, n) < GR_EXPONENT;
+    clean_up();
+    return result;
 }
 
 GR_INLINE ilanes codes_of(lanes x, uint32_t usable, float inverse)
@@ -155,6 +166,7 @@ static bool k_quantise(const float *x, uint32_t n, uint32_t group, int8_t *codes
         }
         ok &= amax < GR_EXPONENT;
     }
+    clean_up();
     return ok;
 }
 
@@ -193,6 +205,7 @@ static bool k_act(const float *x, gr_act *a, uint32_t t, uint32_t first_group, u
         finite &= put_values(load_some(x + i, first), load_some(x + i + first, m - first), m, a, t,
                              first_group + i / GROUP);
     }
+    clean_up();
     return finite;
 }
 
@@ -221,6 +234,7 @@ static bool k_norm(const float *x, const float *w, uint32_t n, float eps, float 
         m = least(n - i, LANES);
         store_some(y + i, normed(x + i, w + i, all(r), m), m);
     }
+    clean_up();
     return finite;
 }
 
@@ -233,6 +247,7 @@ static bool k_norm_act(const float *x, const float *w, uint32_t n, float eps, gr
         finite &= put_values(normed(x + i, w + i, all(r), k),
                              normed(x + i + k, w + i + k, all(r), m - k), m, a, t, i / GROUP);
     }
+    clean_up();
     return finite;
 }
 
@@ -262,7 +277,9 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
         store_some(s + i, x, m);
         acc = plus(acc, x);
     }
-    return sum(acc);
+    float result = sum(acc);
+    clean_up();
+    return result;
 }
 
 /* Scales of n <= 16 positions, `stride` apart; 0 behind them. */
@@ -308,6 +325,8 @@ static void score16(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t 
         for (uint32_t k = 0; k < group; k += m) {
             m = least(group - k, DOT_STEP);
             load_keys(row, at + k, m, &keys);
+            for (uint32_t i = 0; i < LANES; i++)
+                __builtin_prefetch(row[i] + at + k + s->next);
             for (uint32_t i = 0; i < q->count; i++)
                 dot_keys(&keys, q->codes + i * q->stride + at + k, m, &dots[i]);
         }
@@ -330,6 +349,8 @@ static void score16_whole(const gr_queries *q, const gr_span *s, uint32_t p, uin
     for (uint32_t g = 0; g < groups; g++) {
         lanes ks = scales_at(s->ks + p * s->scale_stride + g, s->scale_stride, n);
         load_keys(row, DOT_STEP * g, DOT_STEP, &keys);
+        for (uint32_t i = 0; i < LANES; i++)
+            __builtin_prefetch(row[i] + DOT_STEP * g + s->next);
         for (uint32_t i = 0; i < q->count; i++) {
             gr_dots dots;
             clear_dots(&dots);
@@ -351,13 +372,14 @@ static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_
         else
             score16(q, s, p, n, dim, group, out + p, ldo);
     }
+    clean_up();
 }
 
 enum { SOME = 2 * LANES }; /* positions whose weighted values are added at a time */
 
 /* Values v of n positions with weights w: outputs of `queries` rows of out, `vectors` of 16 or,
  * where there is one, `width` of them. The last three are constants after inlining. */
-GR_INLINE void value_tile(const int8_t *v, size_t stride, uint32_t n, float (*w)[SOME],
+GR_INLINE void value_tile(const int8_t *v, const gr_span *s, uint32_t n, float (*w)[SOME],
                           float *out, size_t ldo, uint32_t width, uint32_t queries,
                           uint32_t vectors)
 {
@@ -367,7 +389,8 @@ GR_INLINE void value_tile(const int8_t *v, size_t stride, uint32_t n, float (*w)
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < vectors; k++)
             acc[i][k] = load_some(out + i * ldo + LANES * k, width);
-    for (uint32_t p = 0; p < n; p++, v += stride) {
+    for (uint32_t p = 0; p < n; p++, v += s->stride) {
+        __builtin_prefetch(v + s->next);
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < vectors; k++) {
             lanes x = load_codes(v + LANES * k, width);
@@ -384,24 +407,24 @@ GR_INLINE void value_tile(const int8_t *v, size_t stride, uint32_t n, float (*w)
 }
 
 /* A scale group of n positions for 1 to 4 queries. */
-static void value_group(const int8_t *v, size_t stride, uint32_t n, float (*w)[SOME],
+static void value_group(const int8_t *v, const gr_span *s, uint32_t n, float (*w)[SOME],
                         uint32_t count, uint32_t group, float *out, size_t ldo)
 {
     uint32_t width = LANES * (count == 1 ? VALUE_ONE : VALUE_MANY), k = 0;
     for (; k + width <= group; k += width) {
         float *to = out + k;
         if (count == 1)
-            value_tile(v + k, stride, n, w, to, ldo, LANES, 1, VALUE_ONE);
+            value_tile(v + k, s, n, w, to, ldo, LANES, 1, VALUE_ONE);
         else if (count == 2)
-            value_tile(v + k, stride, n, w, to, ldo, LANES, 2, VALUE_MANY);
+            value_tile(v + k, s, n, w, to, ldo, LANES, 2, VALUE_MANY);
         else if (count == 3)
-            value_tile(v + k, stride, n, w, to, ldo, LANES, 3, VALUE_MANY);
+            value_tile(v + k, s, n, w, to, ldo, LANES, 3, VALUE_MANY);
         else
-            value_tile(v + k, stride, n, w, to, ldo, LANES, 4, VALUE_MANY);
+            value_tile(v + k, s, n, w, to, ldo, LANES, 4, VALUE_MANY);
     }
     for (; k < group; k += LANES) /* narrow groups */
         for (uint32_t i = 0; i < count; i++)
-            value_tile(v + k, stride, n, w + i, out + i * ldo + k, ldo, least(group - k, LANES), 1,
+            value_tile(v + k, s, n, w + i, out + i * ldo + k, ldo, least(group - k, LANES), 1,
                        1);
 }
 
@@ -420,10 +443,11 @@ static void k_value(const float *e, size_t lde, uint32_t count, const gr_span *s
                     store(w[i] + k, times(load_some(e + i * lde + p + k, m), scale));
             }
             for (uint32_t i = 0; i < count; i += 4)
-                value_group((const int8_t *)s->v + p * s->stride + at, s->stride, n, w + i,
+                value_group((const int8_t *)s->v + p * s->stride + at, s, n, w + i,
                             least(count - i, 4), group, out + i * ldo + at, ldo);
         }
     }
+    clean_up();
 }
 
 /* ---- float keys, values and weights ---- */
@@ -445,6 +469,7 @@ static void k_score_float(uint32_t kv_type, const float *q, const gr_span *s, ui
         }
         out[p] = sum(acc);
     }
+    clean_up();
 }
 
 static void k_value_float(uint32_t kv_type, const float *e, const gr_span *s, uint32_t dim,
@@ -459,6 +484,7 @@ static void k_value_float(uint32_t kv_type, const float *e, const gr_span *s, ui
         }
         store_some(out + i, acc, n);
     }
+    clean_up();
 }
 
 /* A panel times `tokens` tokens, a constant after inlining. */
@@ -495,6 +521,7 @@ static void k_gemm_float(const gr_mat *m, const gr_act *a, uint32_t first, uint3
             else
                 float_tile(m, a, first, token + t, 1, width - col, to, ldy);
         }
+    clean_up();
 }
 
 const gr_kernels GR_GLUE(gr_kernels_, GR_KERN_SUFFIX) = {

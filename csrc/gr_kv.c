@@ -97,6 +97,7 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
     s.ks = (const uint16_t *)(const void *)(block + b.ks) + slot * scales;
     s.vs = (const uint16_t *)(const void *)(block + b.vs) + slot * scales;
     s.count = end - position < room ? end - position : room;
+    s.next = b.size;
     return s;
 }
 
