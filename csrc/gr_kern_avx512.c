@@ -13,7 +13,8 @@ typedef int32_t gr_quad __attribute__((may_alias)); /* 4 activation codes, read 
 /* ---- products with quantised weights ---- */
 
 enum {
-    TILE = 8 /* tokens whose sums stay in registers beside a group's unpacked codes */
+    TILE = 8, /* tokens whose sums stay in registers beside a group's unpacked codes */
+    SOME = 64 /* tokens whose codes of a block stay in the first cache */
 };
 
 typedef struct gr_steps { /* of a block, a vector a group */
@@ -72,86 +73,55 @@ GR_INLINE void unpack(const uint8_t *high, const uint8_t *low, __m512i u[8])
     }
 }
 
-typedef struct gr_row { /* a token's activations, from some group on */
-    const int8_t *codes;
-    const float *sa;
-    const int32_t *asum;
-} gr_row;
+/* Sums of products with one number of memory for all rows. As an instruction of its own the
+ * broadcast takes a fifth more time, and not every compiler leaves it in the product. */
+GR_INLINE __m512i plus_quads(__m512i d, __m512i u, const gr_quad *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(d) : "v"(u), "m"(*x));
+    return d;
+}
+
+GR_INLINE __m512i plus_pairs(__m512i d, __m512i u, const int32_t *x)
+{
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(d) : "v"(u), "m"(*x));
+    return d;
+}
 
 GR_INLINE __m512 group_times(const __m512i u[8], __m512i zero, __m512 scale, const int8_t *codes,
                              const float *sa, const int32_t *asum, __m512 acc)
 {
     const gr_quad *x = (const gr_quad *)(const void *)codes;
-    __m512i d = _mm512_dpwssd_epi32(_mm512_setzero_si512(), zero, _mm512_set1_epi32(*asum));
+    __m512i d = plus_pairs(_mm512_setzero_si512(), zero, asum);
 #pragma GCC unroll 8
     for (uint32_t q = 0; q < 8; q++)
-        d = _mm512_dpbusd_epi32(d, u[q], _mm512_set1_epi32(x[q]));
+        d = plus_quads(d, u[q], x + q);
     __m512 p = _mm512_mul_ps(_mm512_cvtepi32_ps(d), scale);
     return _mm512_fmadd_ps(p, _mm512_set1_ps(*sa), acc);
 }
 
-/* A block times some runs of `each` tokens, added to acc. `runs` and `each` are constants after
- * inlining: 4 tokens need no more addresses than the processor has registers for. */
-GR_INLINE void block_times(const gr_block *b, const gr_row *row, size_t groups, uint32_t runs,
-                           uint32_t each, bool first, __m512 *acc)
-{
-    gr_steps s;
-    steps_of(b, &s);
-    for (uint32_t g = 0; g < b->count; g++) {
-        __m512i u[8];
-        size_t step = (size_t)b->step * g, at = b->group + g;
-        unpack(b->high + step, b->low ? b->low + step : NULL, u);
-        if (first)
-            gr_prefetch_group(b, g);
-#pragma GCC unroll 2
-        for (uint32_t r = 0; r < runs; r++) {
-            const int8_t *codes = row[r].codes + GB_GROUP * at;
-            const float *sa = row[r].sa + at;
-            const int32_t *asum = row[r].asum + at;
-#pragma GCC unroll 4
-            for (uint32_t t = 0; t < each; t++)
-                acc[each * r + t] = group_times(u, s.zero[g], s.scale[g],
-                                                codes + GB_GROUP * groups * t, sa + groups * t,
-                                                asum + groups * t, acc[each * r + t]);
-        }
-    }
-}
-
-/* A panel times runs of tokens that begin at token[0..runs). */
-GR_INLINE void tile(const gr_mat *m, const gr_act *a, uint32_t panel, const uint32_t *token,
-                    uint32_t runs, uint32_t each, bool first, uint32_t width, float *const *y,
-                    size_t ldy)
-{
-    __m512 acc[TILE], super = _mm512_loadu_ps(m->data + m->panel * panel);
-    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
-    gr_row row[2];
-    gr_walk walk = gr_walk_panel(m, panel);
-    gr_block b;
-    for (uint32_t t = 0; t < runs * each; t++)
-        acc[t] = _mm512_setzero_ps();
-    for (uint32_t r = 0; r < runs; r++) {
-        size_t at = (size_t)token[r] * a->groups;
-        row[r] = (gr_row){a->codes + GB_GROUP * at, a->sa + at, a->asum + at};
-    }
-    while (gr_walk_next(&walk, &b))
-        block_times(&b, row, a->groups, runs, each, first, acc);
-    for (uint32_t t = 0; t < runs * each; t++)
-        _mm512_mask_storeu_ps(y[t / each] + t % each * ldy, wanted, _mm512_mul_ps(super, acc[t]));
-}
+/* ---- one token ---- */
 
 static void tile1(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, uint32_t width,
                   float *y)
 {
-    tile(m, a, panel, &token, 1, 1, true, width, &y, 0);
-}
-
-/* Tokens first..first + 4 and second..second + 4; where the two overlap, the same numbers come
- * twice. */
-static void tile8(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, uint32_t first,
-                  uint32_t second, uint32_t width, float *y, size_t ldy)
-{
-    tile(m, a, panel, (uint32_t[]){token + first, token + second}, 2, TILE / 2, first == 0, width,
-         (float *[]){y + first * ldy, y + second * ldy}, ldy);
+    __m512 acc = _mm512_setzero_ps(), super = _mm512_loadu_ps(m->data + m->panel * panel);
+    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
+    size_t first = (size_t)token * a->groups;
+    gr_walk walk = gr_walk_panel(m, panel);
+    gr_block b;
+    while (gr_walk_next(&walk, &b)) {
+        gr_steps s;
+        steps_of(&b, &s);
+        for (uint32_t g = 0; g < b.count; g++) {
+            __m512i u[8];
+            size_t step = (size_t)b.step * g, at = first + b.group + g;
+            unpack(b.high + step, b.low ? b.low + step : NULL, u);
+            gr_prefetch_group(&b, g);
+            acc = group_times(u, s.zero[g], s.scale[g], a->codes + GB_GROUP * at, a->sa + at,
+                              a->asum + at, acc);
+        }
+    }
+    _mm512_mask_storeu_ps(y, wanted, _mm512_mul_ps(super, acc));
 }
 
 static void k_gemv(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
@@ -162,25 +132,96 @@ static void k_gemv(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t to
             tile1(m, a, first + col / GB_PANEL, token + t, width - col, y + t * ldy + col);
 }
 
-/* Less than half a tile: one by one. */
-static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
-                        uint32_t tokens, uint32_t width, float *y, size_t ldy)
+/* ---- many tokens: a block of weights is unpacked once, then goes through tiles of tokens ---- */
+
+typedef struct gr_unpacked {
+    __m512i u[GB_SUPERBLOCK][8];
+    gr_steps steps;
+    uint32_t group, count;
+} gr_unpacked;
+
+static void unpack_block(const gr_block *b, bool ahead, gr_unpacked *out)
 {
-    enum { HALF = TILE / 2 };
-    if (tokens < HALF)
-        for (uint32_t t = 0; t < tokens; t++)
-            tile1(m, a, panel, token + t, width, y + t * ldy);
-    else
+    steps_of(b, &out->steps);
+    out->group = b->group;
+    out->count = b->count;
+    for (uint32_t g = 0; g < b->count; g++) {
+        size_t step = (size_t)b->step * g;
+        unpack(b->high + step, b->low ? b->low + step : NULL, out->u[g]);
+        if (ahead)
+            gr_prefetch_group(b, g);
+    }
+}
+
+/* Tokens token..token + 8, of which those from `end` on are the one before `end` again. */
+static void block_tile(const gr_unpacked *w, const gr_act *a, uint32_t token, uint32_t end,
+                       __m512 *sums)
+{
+    float sa[TILE][GB_SUPERBLOCK];
+    int32_t asum[TILE][GB_SUPERBLOCK];
+    const int8_t *codes[TILE];
+    __m512 acc[TILE];
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < TILE; t++) {
+        size_t at = (size_t)least(token + t, end - 1) * a->groups + w->group;
+        codes[t] = a->codes + GB_GROUP * at;
+        acc[t] = sums[t];
+        for (uint32_t line = 0; line < 4; line++) /* of the next tile */
+            __builtin_prefetch(codes[t] + (size_t)TILE * GB_GROUP * a->groups + GB_LINE * line);
+        __mmask8 some = (__mmask8)((1u << w->count) - 1);
+        _mm256_storeu_ps(sa[t], _mm256_maskz_loadu_ps(some, a->sa + at));
+        _mm256_storeu_si256((__m256i *)(void *)asum[t],
+                            _mm256_maskz_loadu_epi32(some, a->asum + at));
+    }
+    for (uint32_t g = 0; g < w->count; g++) {
+        const float *scale = sa[0] + g;
+        const int32_t *sum = asum[0] + g;
+        __asm__("" : "+r"(scale), "+r"(sum)); /* one register each, not one a token */
+#pragma GCC unroll 8
+        for (uint32_t t = 0; t < TILE; t++) {
+            __asm__("" : "+r"(codes[t]));
+            acc[t] = group_times(w->u[g], w->steps.zero[g], w->steps.scale[g], codes[t],
+                                 scale + GB_SUPERBLOCK * t, sum + GB_SUPERBLOCK * t, acc[t]);
+            codes[t] += GB_GROUP;
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < TILE; t++)
+        sums[t] = acc[t];
+}
+
+static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
+                        uint32_t tokens, bool ahead, uint32_t width, float *y, size_t ldy)
+{
+    __m512 sums[SOME], super = _mm512_loadu_ps(m->data + m->panel * panel);
+    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
+    gr_walk walk = gr_walk_panel(m, panel);
+    gr_unpacked w;
+    gr_block b;
+    for (uint32_t t = 0; t < SOME; t++)
+        sums[t] = _mm512_setzero_ps();
+    while (gr_walk_next(&walk, &b)) {
+        unpack_block(&b, ahead, &w);
         for (uint32_t t = 0; t < tokens; t += TILE)
-            tile8(m, a, panel, token, least(t, tokens - HALF), least(t + HALF, tokens - HALF),
-                  width, y, ldy);
+            block_tile(&w, a, token + t, token + tokens, sums + t);
+    }
+    for (uint32_t t = 0; t < tokens; t++)
+        _mm512_mask_storeu_ps(y + t * ldy, wanted, _mm512_mul_ps(super, sums[t]));
 }
 
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    for (uint32_t col = 0; col < width; col += GB_PANEL)
-        panel_times(m, a, first + col / GB_PANEL, token, tokens, width - col, y + col, ldy);
+    if (tokens < TILE / 2) {
+        k_gemv(m, a, first, token, tokens, width, y, ldy);
+        return;
+    }
+    for (uint32_t t = 0, n; t < tokens; t += n) {
+        n = least(tokens - t, SOME);
+        for (uint32_t col = 0; col < width; col += GB_PANEL)
+            panel_times(m, a, first + col / GB_PANEL, token + t, n, t == 0, width - col,
+                        y + t * ldy + col, ldy);
+    }
 }
 
 const gr_kernels gr_kernels_avx512 = {.name = "avx512-vnni", .gemv = k_gemv, .gemm = k_gemm};

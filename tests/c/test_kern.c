@@ -393,7 +393,8 @@ static void test_attention(const gr_kernels *kern, uint32_t type, uint32_t dim, 
     expect_same(scales[0], scales[1], sizeof scales[0], kern->name, "KV scales");
     const void *stores[] = {rows, halves, codes}; /* by GB_KV_* */
     const void *k = stores[type];
-    gr_span span = {k, k, scales[0][0], scales[0][0], DIM, DIM, P};
+    gr_span span = {.k = k, .v = k, .ks = scales[0][0], .vs = scales[0][0], .stride = DIM,
+                    .scale_stride = DIM, .count = P};
     for (uint32_t count = 1; count <= (type == GB_KV_INT8 ? Q : 1); count++) {
         memset(s, 0, sizeof s), memset(out, 0, sizeof out);
         for (uint32_t i = 0; i < count; i++) {
