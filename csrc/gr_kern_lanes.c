@@ -301,11 +301,11 @@ GR_INLINE void rows_from(const gr_span *s, uint32_t p, uint32_t n, const int8_t 
         row[i] = k;
 }
 
-GR_INLINE lanes add_score(const gr_dots *dots, const gr_queries *q, uint32_t i, uint32_t g,
+GR_INLINE lanes add_score(lanes dots, const gr_queries *q, uint32_t i, uint32_t g,
                           lanes key_scales, lanes acc)
 {
     lanes scale = times(all(gr_bf16(q->scales[i * q->scale_stride + g])), key_scales);
-    return fused(dots_of(dots), scale, acc);
+    return fused(dots, scale, acc);
 }
 
 /* n <= 16 positions from p on; a lane is a position. */
@@ -332,30 +332,40 @@ static void score16(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t 
         }
         lanes ks = scales_at(s->ks + p * s->scale_stride + g, s->scale_stride, n);
         for (uint32_t i = 0; i < q->count; i++)
-            acc[i] = add_score(&dots[i], q, i, g, ks, acc[i]);
+            acc[i] = add_score(dots_of(&dots[i]), q, i, g, ks, acc[i]);
     }
     for (uint32_t i = 0; i < q->count; i++)
         store_some(out + i * ldo, acc[i], n);
 }
 
-/* The same where a group is one step: keys and sums stay in registers. */
-static void score16_whole(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t n,
-                          uint32_t groups, float *out, size_t ldo)
+/* The same where a step is one group, or two: keys and sums stay in registers. */
+static void score16_steps(const gr_queries *q, const gr_span *s, uint32_t p, uint32_t n,
+                          uint32_t steps, bool two, float *out, size_t ldo)
 {
     const int8_t *row[LANES];
-    lanes acc[GR_QUERIES];
+    lanes acc[GR_QUERIES], ks1 = nothing();
     gr_keys keys;
     rows_from(s, p, n, row);
-    for (uint32_t g = 0; g < groups; g++) {
-        lanes ks = scales_at(s->ks + p * s->scale_stride + g, s->scale_stride, n);
-        load_keys(row, DOT_STEP * g, DOT_STEP, &keys);
+    for (uint32_t step = 0; step < steps; step++) {
+        uint32_t at = DOT_STEP * step, g = two ? 2 * step : step;
+        const uint16_t *scales = s->ks + p * s->scale_stride + g;
+        lanes ks = scales_at(scales, s->scale_stride, n);
+        if (two)
+            ks1 = scales_at(scales + 1, s->scale_stride, n);
+        load_keys(row, at, DOT_STEP, &keys);
         for (uint32_t i = 0; i < LANES; i++)
-            __builtin_prefetch(row[i] + DOT_STEP * g + s->next);
+            __builtin_prefetch(row[i] + at + s->next);
         for (uint32_t i = 0; i < q->count; i++) {
             gr_dots dots;
             clear_dots(&dots);
-            dot_keys(&keys, q->codes + i * q->stride + DOT_STEP * g, DOT_STEP, &dots);
-            acc[i] = add_score(&dots, q, i, g, ks, g > 0 ? acc[i] : nothing());
+            dot_keys(&keys, q->codes + i * q->stride + at, DOT_STEP, &dots);
+            lanes sum = step > 0 ? acc[i] : nothing();
+            if (two) {
+                sum = add_score(half_dots(&dots, false), q, i, g, ks, sum);
+                acc[i] = add_score(half_dots(&dots, true), q, i, g + 1, ks1, sum);
+            } else {
+                acc[i] = add_score(dots_of(&dots), q, i, g, ks, sum);
+            }
         }
     }
     for (uint32_t i = 0; i < q->count; i++)
@@ -367,8 +377,8 @@ static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_
 {
     for (uint32_t p = 0, n; p < s->count; p += n) {
         n = least(s->count - p, LANES);
-        if (group == DOT_STEP)
-            score16_whole(q, s, p, n, dim / group, out + p, ldo);
+        if (dim % DOT_STEP == 0 && (group == DOT_STEP || (HALF_STEPS && 2 * group == DOT_STEP)))
+            score16_steps(q, s, p, n, dim / DOT_STEP, HALF_STEPS && group < DOT_STEP, out + p, ldo);
         else
             score16(q, s, p, n, dim, group, out + p, ldo);
     }
@@ -377,11 +387,15 @@ static void k_score(const gr_queries *q, const gr_span *s, uint32_t dim, uint32_
 
 enum { SOME = 2 * LANES }; /* positions whose weighted values are added at a time */
 
-/* Values v of n positions with weights w: outputs of `queries` rows of out, `vectors` of 16 or,
- * where there is one, `width` of them. The last three are constants after inlining. */
+/* Weights of n positions: probabilities times a scale of the values, for all queries. */
+typedef float gr_weights[GR_QUERIES][SOME];
+
+/* Values v of n positions: outputs of `queries` rows of out, `vectors` of 16 or, where
+ * there is one, `width` of them; the second half of the vectors with the weights w1. The last three
+ * are constants after inlining. */
 GR_INLINE void value_tile(const int8_t *v, const gr_span *s, uint32_t n, float (*w)[SOME],
-                          float *out, size_t ldo, uint32_t width, uint32_t queries,
-                          uint32_t vectors)
+                          float (*w1)[SOME], float *out, size_t ldo, uint32_t width,
+                          uint32_t queries, uint32_t vectors)
 {
     lanes acc[4][4];
 #pragma GCC unroll 4
@@ -396,7 +410,7 @@ GR_INLINE void value_tile(const int8_t *v, const gr_span *s, uint32_t n, float (
             lanes x = load_codes(v + LANES * k, width);
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < queries; i++)
-                acc[i][k] = fused(all(w[i][p]), x, acc[i][k]);
+                acc[i][k] = fused(all((2 * k < vectors ? w : w1)[i][p]), x, acc[i][k]);
         }
     }
 #pragma GCC unroll 4
@@ -406,45 +420,57 @@ GR_INLINE void value_tile(const int8_t *v, const gr_span *s, uint32_t n, float (
             store_some(out + i * ldo + LANES * k, acc[i][k], width);
 }
 
-/* A scale group of n positions for 1 to 4 queries. */
-static void value_group(const int8_t *v, const gr_span *s, uint32_t n, float (*w)[SOME],
-                        uint32_t count, uint32_t group, float *out, size_t ldo)
+/* `width` outputs of 1 to 4 queries, of one scale group with w or of two with w and w1. */
+static void value_part(const int8_t *v, const gr_span *s, uint32_t n, float (*w)[SOME],
+                       float (*w1)[SOME], uint32_t count, uint32_t width, float *out, size_t ldo)
 {
-    uint32_t width = LANES * (count == 1 ? VALUE_ONE : VALUE_MANY), k = 0;
-    for (; k + width <= group; k += width) {
+    uint32_t step = LANES * (count == 1 ? VALUE_ONE : VALUE_MANY), k = 0;
+    for (; k + step <= width; k += step) {
         float *to = out + k;
         if (count == 1)
-            value_tile(v + k, s, n, w, to, ldo, LANES, 1, VALUE_ONE);
+            value_tile(v + k, s, n, w, w1, to, ldo, LANES, 1, VALUE_ONE);
         else if (count == 2)
-            value_tile(v + k, s, n, w, to, ldo, LANES, 2, VALUE_MANY);
+            value_tile(v + k, s, n, w, w1, to, ldo, LANES, 2, VALUE_MANY);
         else if (count == 3)
-            value_tile(v + k, s, n, w, to, ldo, LANES, 3, VALUE_MANY);
+            value_tile(v + k, s, n, w, w1, to, ldo, LANES, 3, VALUE_MANY);
         else
-            value_tile(v + k, s, n, w, to, ldo, LANES, 4, VALUE_MANY);
+            value_tile(v + k, s, n, w, w1, to, ldo, LANES, 4, VALUE_MANY);
     }
-    for (; k < group; k += LANES) /* narrow groups */
+    for (; k < width; k += LANES) /* rare */
         for (uint32_t i = 0; i < count; i++)
-            value_tile(v + k, s, n, w + i, out + i * ldo + k, ldo, least(group - k, LANES), 1,
+            value_tile(v + k, s, n, w + i, w1, out + i * ldo + k, ldo, least(width - k, LANES), 1,
                        1);
+}
+
+static void weigh(const float *e, size_t lde, uint32_t count, const uint16_t *vs, size_t stride,
+                  uint32_t n, gr_weights w)
+{
+    for (uint32_t k = 0; k < n; k += LANES) {
+        uint32_t m = least(n - k, LANES);
+        lanes scale = scales_at(vs + k * stride, stride, m);
+        for (uint32_t i = 0; i < count; i++)
+            store(w[i] + k, times(load_some(e + i * lde + k, m), scale));
+    }
 }
 
 static void k_value(const float *e, size_t lde, uint32_t count, const gr_span *s, uint32_t dim,
                     uint32_t group, float *out, size_t ldo)
 {
-    float w[GR_QUERIES][SOME];
+    enum { WIDE = LANES * VALUE_MANY };
+    gr_weights w, w1;
     for (uint32_t p = 0, n; p < s->count; p += n) {
         n = least(s->count - p, SOME);
-        for (uint32_t at = 0, g = 0; at < dim; at += group, g++) {
-            const uint16_t *vs = s->vs + p * s->scale_stride + g;
-            for (uint32_t k = 0; k < n; k += LANES) {
-                uint32_t m = least(n - k, LANES);
-                lanes scale = scales_at(vs + k * s->scale_stride, s->scale_stride, m);
-                for (uint32_t i = 0; i < count; i++)
-                    store(w[i] + k, times(load_some(e + i * lde + p + k, m), scale));
-            }
+        for (uint32_t at = 0, width; at < dim; at += width) {
+            const uint16_t *vs = s->vs + p * s->scale_stride + at / group;
+            bool two = 2 * group == WIDE && at + WIDE <= dim; /* groups at once */
+            weigh(e + p, lde, count, vs, s->scale_stride, n, w);
+            if (two)
+                weigh(e + p, lde, count, vs + 1, s->scale_stride, n, w1);
+            width = two ? WIDE : group;
             for (uint32_t i = 0; i < count; i += 4)
-                value_group((const int8_t *)s->v + p * s->stride + at, s, n, w + i,
-                            least(count - i, 4), group, out + i * ldo + at, ldo);
+                value_part((const int8_t *)s->v + p * s->stride + at, s, n, w + i,
+                           (two ? w1 : w) + i, least(count - i, 4), width, out + i * ldo + at,
+                           ldo);
         }
     }
     clean_up();

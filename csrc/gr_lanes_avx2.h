@@ -231,6 +231,7 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 
 enum {
     DOT_STEP = 32,
+    HALF_STEPS = 0, /* no cache has groups of 16, but where it is the whole head */
     VALUE_ONE = 2,
     VALUE_MANY = 1,
     FLOAT_TILE = 4,
@@ -299,6 +300,16 @@ GR_INLINE lanes dots_of(const gr_dots *d)
 {
     return (lanes){_mm256_cvtepi32_ps(add_parts(d->sum[0], d->sum[1])),
                    _mm256_cvtepi32_ps(add_parts(d->sum[2], d->sum[3]))};
+}
+
+GR_INLINE lanes half_dots(const gr_dots *d, bool second)
+{
+    const __m256i *x = d->sum;
+    if (second)
+        return (lanes){_mm256_cvtepi32_ps(_mm256_permute2x128_si256(x[0], x[1], 0x31)),
+                       _mm256_cvtepi32_ps(_mm256_permute2x128_si256(x[2], x[3], 0x31))};
+    return (lanes){_mm256_cvtepi32_ps(_mm256_permute2x128_si256(x[0], x[1], 0x20)),
+                   _mm256_cvtepi32_ps(_mm256_permute2x128_si256(x[2], x[3], 0x20))};
 }
 
 #endif

@@ -103,7 +103,8 @@ GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 /* ---- dot products of queries with 16 keys ---- */
 
 enum {
-    DOT_STEP = 64,   /* codes of a key that are taken at once */
+    DOT_STEP = 64,   /* codes of a key that are taken at once .. */
+    HALF_STEPS = 1,  /* .. also where they are of two groups */
     VALUE_ONE = 4,   /* vectors of sums of one query that stay in registers .. */
     VALUE_MANY = 4,  /* .. and of each of up to four */
     FLOAT_TILE = 8,  /* tokens whose sums do */
@@ -176,6 +177,13 @@ GR_INLINE lanes dots_of(const gr_dots *d) /* a lane a key */
 {
     return _mm512_cvtepi32_ps(
         add_parts(add_parts(d->sum[0], d->sum[1]), add_parts(d->sum[2], d->sum[3])));
+}
+
+GR_INLINE lanes half_dots(const gr_dots *d, bool second) /* of half of a step's codes */
+{
+    __m512i x = add_parts(d->sum[0], d->sum[1]), y = add_parts(d->sum[2], d->sum[3]);
+    return _mm512_cvtepi32_ps(second ? _mm512_shuffle_i32x4(x, y, 0xDD)
+                                     : _mm512_shuffle_i32x4(x, y, 0x88));
 }
 
 #endif
