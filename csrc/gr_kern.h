@@ -13,7 +13,7 @@
 
 #include "gembin.h"
 
-_Static_assert(FLT_EVAL_METHOD == 0, "binary32 arithmetic is needed: no x87");
+_Static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16, "binary32 is needed: no x87");
 
 #define GR_ROUND 12582912.0f          /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
 #define GR_ROUND_BITS 0x4B400000u     /* its encoding */

@@ -273,7 +273,7 @@ GR_INLINE void tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t t
     float super[PANEL];
     bool plain = false;
     gr_block b;
-    for (gr_walk w = gr_walk_panel(m, panel); gr_walk_next(&w, &b);) {
+    for (gr_walk w = gr_walk_panel(m, panel, 1); gr_walk_next(&w, &b);) {
         plain |= b.format == GB_FMT_Q4RAW_BF16 && has_tiny_scales(&b);
         if (plain)
             block_plain(&b, a, token, tokens, acc);

@@ -154,86 +154,110 @@ GR_INLINE void group_times(const gr_block *b, const gr_steps *s, uint32_t g, uin
     }
 }
 
-/* One token: both halves share the token's codes in registers. More: a half's weights stay there
- * for all tokens. `tokens` is a constant after inlining. */
-GR_INLINE void block_times(const gr_block *b, const gr_act *a, uint32_t token, uint32_t tokens,
-                           bool first, __m256 acc[2][TILE])
+GR_INLINE void put_panel(const gr_mat *m, uint32_t panel, const __m256 *low, const __m256 *high,
+                         uint32_t width, float *y)
 {
-    gr_steps s;
-    steps_of(b, &s);
-    if (tokens == 1) {
-        for (uint32_t g = 0; g < b->count; g++) {
-            gr_prefetch_group(b, g);
-            group_times(b, &s, g, 0, a, token, 1, acc[0]);
-            group_times(b, &s, g, 1, a, token, 1, acc[1]);
-        }
-        return;
-    }
-    for (uint32_t half = 0; half < 2; half++)
-        for (uint32_t g = 0; g < b->count; g++) {
-            if (first && half == 0)
-                gr_prefetch_group(b, g);
-            group_times(b, &s, g, half, a, token, tokens, acc[half]);
-        }
-}
-
-GR_INLINE void tile(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
-                    uint32_t tokens, bool first, uint32_t width, float *y, size_t ldy)
-{
-    __m256 acc[2][TILE];
     const float *super = (const float *)(const void *)(m->data + m->panel * panel);
-    gr_walk walk = gr_walk_panel(m, panel);
+    float row[GB_PANEL];
+    _mm256_storeu_ps(row, _mm256_mul_ps(_mm256_loadu_ps(super), *low));
+    _mm256_storeu_ps(row + HALF, _mm256_mul_ps(_mm256_loadu_ps(super + HALF), *high));
+    memcpy(y, row, sizeof *y * (width < GB_PANEL ? width : GB_PANEL));
+}
+
+/* ---- one token ---- */
+
+/* A block times a token, whose codes both halves share in registers. The scales lie behind the
+ * codes, and are read behind them: a processor that fetches ahead by itself goes one way. */
+GR_INLINE void block_once(const gr_walk *w, const gr_block *b, const gr_act *a, uint32_t token,
+                          __m256 acc[2])
+{
+    __m256i d[GB_SUPERBLOCK][2];
+    gr_steps s;
+    size_t at = (size_t)token * a->groups + b->group;
+    for (uint32_t g = 0; g < b->count; g++) {
+        size_t step = (size_t)b->step * g;
+        gr_prefetch_group(w, b, g);
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < 2; half++) {
+            d[g][half] = _mm256_setzero_si256();
+            dots(b->high + step + 32 * half, b->low ? b->low + step + 32 * half : NULL,
+                 a->codes + (at + g) * GB_GROUP, 0, 1, &d[g][half]);
+        }
+    }
+    steps_of(b, &s);
+    for (uint32_t g = 0; g < b->count; g++)
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < 2; half++) {
+            __m256i zero = _mm256_madd_epi16(s.zero[g][half], _mm256_set1_epi32(a->asum[at + g]));
+            __m256 p = _mm256_cvtepi32_ps(_mm256_add_epi32(d[g][half], zero));
+            acc[half] = _mm256_fmadd_ps(_mm256_mul_ps(p, s.scale[g][half]),
+                                        _mm256_set1_ps(a->sa[at + g]), acc[half]);
+        }
+}
+
+/* One panel, or two by turns: of two streams more is fetched ahead than of one. */
+static void tile1(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, uint32_t width,
+                  float *y)
+{
+    __m256 acc[2][2] = {{_mm256_setzero_ps(), _mm256_setzero_ps()},
+                        {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+    uint32_t turns = width > GB_PANEL ? 2 : 1;
+    gr_walk walk[2] = {gr_walk_panel(m, panel, turns), gr_walk_panel(m, panel + 1, turns)};
     gr_block b;
-    for (uint32_t t = 0; t < tokens; t++)
-        acc[0][t] = acc[1][t] = _mm256_setzero_ps();
-    while (gr_walk_next(&walk, &b)) {
-        block_times(&b, a, token, tokens, first, acc);
-    }
-    for (uint32_t t = 0; t < tokens; t++) {
-        float row[GB_PANEL];
-        for (uint32_t half = 0; half < 2; half++)
-            _mm256_storeu_ps(row + HALF * half, _mm256_mul_ps(_mm256_loadu_ps(super + HALF * half),
-                                                              acc[half][t]));
-        memcpy(y + t * ldy, row, sizeof *y * (width < GB_PANEL ? width : GB_PANEL));
-    }
-}
-
-static void tile1(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, bool first,
-                  uint32_t width, float *y, size_t ldy)
-{
-    tile(m, a, panel, token, 1, first, width, y, ldy);
-}
-
-static void tile4(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, bool first,
-                  uint32_t width, float *y, size_t ldy)
-{
-    tile(m, a, panel, token, TILE, first, width, y, ldy);
+    for (uint32_t k = 0; gr_walk_next(&walk[k], &b); k = turns - 1 - k)
+        block_once(&walk[k], &b, a, token, acc[k]);
+    for (uint32_t k = 0; k < turns; k++)
+        put_panel(m, panel + k, &acc[k][0], &acc[k][1], width - GB_PANEL * k, y + GB_PANEL * k);
 }
 
 static void k_gemv(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     for (uint32_t t = 0; t < tokens; t++)
-        for (uint32_t col = 0; col < width; col += GB_PANEL)
-            tile1(m, a, first + col / GB_PANEL, token + t, true, width - col, y + t * ldy + col,
-                  ldy);
+        for (uint32_t col = 0; col < width; col += 2 * GB_PANEL)
+            tile1(m, a, first + col / GB_PANEL, token + t, width - col, y + t * ldy + col);
+}
+
+/* ---- four tokens: a half's weights stay in registers for all of them ---- */
+
+static void tile4(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, bool first,
+                  uint32_t width, float *y, size_t ldy)
+{
+    __m256 acc[2][TILE];
+    gr_walk walk = gr_walk_panel(m, panel, 1);
+    gr_block b;
+    for (uint32_t t = 0; t < TILE; t++)
+        acc[0][t] = acc[1][t] = _mm256_setzero_ps();
+    while (gr_walk_next(&walk, &b)) {
+        gr_steps s;
+        steps_of(&b, &s);
+        for (uint32_t half = 0; half < 2; half++)
+            for (uint32_t g = 0; g < b.count; g++) {
+                if (first && half == 0)
+                    gr_prefetch_group(&walk, &b, g);
+                group_times(&b, &s, g, half, a, token, TILE, acc[half]);
+            }
+    }
+    for (uint32_t t = 0; t < TILE; t++)
+        put_panel(m, panel, &acc[0][t], &acc[1][t], width, y + t * ldy);
 }
 
 /* Tokens of a panel in tiles. The last tile may overlap the one before: the same numbers again. */
 static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
                         uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    uint32_t n = tokens < TILE ? 1 : TILE;
-    for (uint32_t t = 0; t < tokens; t += n) {
-        uint32_t at = tokens - t < n ? tokens - n : t;
-        (n == 1 ? tile1 : tile4)(m, a, panel, token + at, t == 0, width, y + at * ldy, ldy);
+    for (uint32_t t = 0; t < tokens; t += TILE) {
+        uint32_t at = tokens - t < TILE ? tokens - TILE : t;
+        tile4(m, a, panel, token + at, t == 0, width, y + at * ldy, ldy);
     }
 }
 
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
-    for (uint32_t col = 0; col < width; col += GB_PANEL)
+    if (tokens < TILE)
+        k_gemv(m, a, first, token, tokens, width, y, ldy);
+    for (uint32_t col = 0; tokens >= TILE && col < width; col += GB_PANEL)
         panel_times(m, a, first + col / GB_PANEL, token, tokens, width - col, y + col, ldy);
 }
 

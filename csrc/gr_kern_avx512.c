@@ -87,48 +87,71 @@ GR_INLINE __m512i plus_pairs(__m512i d, __m512i u, const int32_t *x)
     return d;
 }
 
-GR_INLINE __m512 group_times(const __m512i u[8], __m512i zero, __m512 scale, const int8_t *codes,
-                             const float *sa, const int32_t *asum, __m512 acc)
+GR_INLINE __m512i group_dots(const __m512i u[8], const int8_t *codes, __m512i d)
 {
     const gr_quad *x = (const gr_quad *)(const void *)codes;
-    __m512i d = plus_pairs(_mm512_setzero_si512(), zero, asum);
 #pragma GCC unroll 8
     for (uint32_t q = 0; q < 8; q++)
         d = plus_quads(d, u[q], x + q);
-    __m512 p = _mm512_mul_ps(_mm512_cvtepi32_ps(d), scale);
-    return _mm512_fmadd_ps(p, _mm512_set1_ps(*sa), acc);
+    return d;
+}
+
+GR_INLINE __m512 plus_group(__m512i d, __m512 scale, const float *sa, __m512 acc)
+{
+    return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(d), scale), _mm512_set1_ps(*sa), acc);
 }
 
 /* ---- one token ---- */
 
+/* A block times a token. The scales lie behind the codes, and are read behind them: a processor
+ * that fetches ahead by itself goes one way. */
+GR_INLINE __m512 block_times(const gr_walk *w, const gr_block *b, const gr_act *a, size_t first,
+                             __m512 acc)
+{
+    __m512i d[GB_SUPERBLOCK];
+    gr_steps s;
+    size_t at = first + b->group;
+    for (uint32_t g = 0; g < b->count; g++) {
+        __m512i u[8];
+        size_t step = (size_t)b->step * g;
+        unpack(b->high + step, b->low ? b->low + step : NULL, u);
+        gr_prefetch_group(w, b, g);
+        d[g] = group_dots(u, a->codes + GB_GROUP * (at + g), _mm512_setzero_si512());
+    }
+    steps_of(b, &s);
+    for (uint32_t g = 0; g < b->count; g++)
+        acc = plus_group(plus_pairs(d[g], s.zero[g], a->asum + at + g), s.scale[g],
+                         a->sa + at + g, acc);
+    return acc;
+}
+
+GR_INLINE void put_panel(const gr_mat *m, uint32_t panel, __m512 acc, uint32_t width, float *y)
+{
+    __m512 super = _mm512_loadu_ps(m->data + m->panel * panel);
+    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
+    _mm512_mask_storeu_ps(y, wanted, _mm512_mul_ps(super, acc));
+}
+
+/* One panel, or two by turns: of two streams more is fetched ahead than of one. */
 static void tile1(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token, uint32_t width,
                   float *y)
 {
-    __m512 acc = _mm512_setzero_ps(), super = _mm512_loadu_ps(m->data + m->panel * panel);
-    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
+    __m512 acc[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     size_t first = (size_t)token * a->groups;
-    gr_walk walk = gr_walk_panel(m, panel);
+    uint32_t turns = width > GB_PANEL ? 2 : 1;
+    gr_walk walk[2] = {gr_walk_panel(m, panel, turns), gr_walk_panel(m, panel + 1, turns)};
     gr_block b;
-    while (gr_walk_next(&walk, &b)) {
-        gr_steps s;
-        steps_of(&b, &s);
-        for (uint32_t g = 0; g < b.count; g++) {
-            __m512i u[8];
-            size_t step = (size_t)b.step * g, at = first + b.group + g;
-            unpack(b.high + step, b.low ? b.low + step : NULL, u);
-            gr_prefetch_group(&b, g);
-            acc = group_times(u, s.zero[g], s.scale[g], a->codes + GB_GROUP * at, a->sa + at,
-                              a->asum + at, acc);
-        }
-    }
-    _mm512_mask_storeu_ps(y, wanted, _mm512_mul_ps(super, acc));
+    for (uint32_t k = 0; gr_walk_next(&walk[k], &b); k = turns - 1 - k)
+        acc[k] = block_times(&walk[k], &b, a, first, acc[k]);
+    for (uint32_t k = 0; k < turns; k++)
+        put_panel(m, panel + k, acc[k], width - GB_PANEL * k, y + GB_PANEL * k);
 }
 
 static void k_gemv(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                    uint32_t tokens, uint32_t width, float *y, size_t ldy)
 {
     for (uint32_t t = 0; t < tokens; t++)
-        for (uint32_t col = 0; col < width; col += GB_PANEL)
+        for (uint32_t col = 0; col < width; col += 2 * GB_PANEL)
             tile1(m, a, first + col / GB_PANEL, token + t, width - col, y + t * ldy + col);
 }
 
@@ -140,7 +163,7 @@ typedef struct gr_unpacked {
     uint32_t group, count;
 } gr_unpacked;
 
-static void unpack_block(const gr_block *b, bool ahead, gr_unpacked *out)
+static void unpack_block(const gr_walk *walk, const gr_block *b, bool ahead, gr_unpacked *out)
 {
     steps_of(b, &out->steps);
     out->group = b->group;
@@ -149,7 +172,7 @@ static void unpack_block(const gr_block *b, bool ahead, gr_unpacked *out)
         size_t step = (size_t)b->step * g;
         unpack(b->high + step, b->low ? b->low + step : NULL, out->u[g]);
         if (ahead)
-            gr_prefetch_group(b, g);
+            gr_prefetch_group(walk, b, g);
     }
 }
 
@@ -180,8 +203,10 @@ static void block_tile(const gr_unpacked *w, const gr_act *a, uint32_t token, ui
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < TILE; t++) {
             __asm__("" : "+r"(codes[t]));
-            acc[t] = group_times(w->u[g], w->steps.zero[g], w->steps.scale[g], codes[t],
-                                 scale + GB_SUPERBLOCK * t, sum + GB_SUPERBLOCK * t, acc[t]);
+            __m512i d = plus_pairs(_mm512_setzero_si512(), w->steps.zero[g],
+                                   sum + GB_SUPERBLOCK * t);
+            acc[t] = plus_group(group_dots(w->u[g], codes[t], d), w->steps.scale[g],
+                                scale + GB_SUPERBLOCK * t, acc[t]);
             codes[t] += GB_GROUP;
         }
     }
@@ -195,13 +220,13 @@ static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32
 {
     __m512 sums[SOME], super = _mm512_loadu_ps(m->data + m->panel * panel);
     __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
-    gr_walk walk = gr_walk_panel(m, panel);
+    gr_walk walk = gr_walk_panel(m, panel, 1);
     gr_unpacked w;
     gr_block b;
     for (uint32_t t = 0; t < SOME; t++)
         sums[t] = _mm512_setzero_ps();
     while (gr_walk_next(&walk, &b)) {
-        unpack_block(&b, ahead, &w);
+        unpack_block(&walk, &b, ahead, &w);
         for (uint32_t t = 0; t < tokens; t += TILE)
             block_tile(&w, a, token + t, token + tokens, sums + t);
     }

@@ -150,7 +150,7 @@ OWN_CODE void tile4(const gr_group *w, const gr_act *a, size_t token, uint32_t g
 static void some_tokens(const gr_mat *m, const gr_act *a, uint32_t panel, size_t token,
                         uint32_t n, float acc[][PANEL])
 {
-    gr_walk walk = gr_walk_panel(m, panel);
+    gr_walk walk = gr_walk_panel(m, panel, 1);
     gr_block b;
     gr_group w;
     while (gr_walk_next(&walk, &b)) {

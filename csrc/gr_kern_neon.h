@@ -207,7 +207,7 @@ GR_INLINE void one_panel(const gr_dots *k, const gr_mat *m, const gr_act *a, uin
 {
     float32x4_t acc[4] = {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f),
                           vdupq_n_f32(0.0f)};
-    gr_walk w = gr_walk_panel(m, panel);
+    gr_walk w = gr_walk_panel(m, panel, 1);
     gr_block b;
     while (gr_walk_next(&w, &b)) {
         if (b.format == GB_FMT_Q4H)

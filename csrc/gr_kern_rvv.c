@@ -278,7 +278,7 @@ static void panel_of(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t 
     float acc[BATCH][PANEL], super[PANEL];
     gr_block b;
     memset(acc, 0, sizeof *acc * ((tokens + TILE - 1) / TILE * TILE));
-    for (gr_walk w = gr_walk_panel(m, panel); gr_walk_next(&w, &b);) {
+    for (gr_walk w = gr_walk_panel(m, panel, 1); gr_walk_next(&w, &b);) {
         for (uint32_t t = 0; tokens < TILE && t < tokens; t++) /* too few to pay for unpacking */
             blocks1(&b, a, token + t, acc[t]);
         if (tokens >= TILE)
