@@ -8,11 +8,10 @@
 #include "gr_model.h"
 
 enum {
-    LINE = 256,        /* bytes of a plane with a group of a panel */
-    POOL = 2 * GR_KEEP, /* rows by score whose exact logits set the bar */
-    GROUPS = 512       /* a wider head is computed in full */
+    LINE = 256, /* bytes of a plane with a group of a panel */
+    GROUPS = 512 /* a wider head is computed in full */
 };
-#define FORCED gr_float(GR_EXPONENT) /* infinity: a score that reaches any bar */
+#define FORCED gr_float(GR_EXPONENT) /* infinity: a bound that reaches any bar */
 
 void gr_take_head(gemrun_context_t *ctx, const gemrun_config *q)
 {
@@ -35,31 +34,40 @@ static uint32_t rows_of(const gr_head *h, uint32_t panel)
     return gr_least(GB_PANEL, h->e->v.conf.vocab_rows - GB_PANEL * panel);
 }
 
+static float magnitude(float x)
+{
+    return x < 0 ? -x : x;
+}
+
 /* How many rows may reach the bar: score z, super-scale s, and what is not yet known. A NaN may. */
 static uint32_t reaching(const gr_planes *p, const float *z, const float *s, uint32_t step,
                          uint32_t rows)
 {
     uint32_t n = 0;
     for (uint32_t r = 0; r < rows; r++)
-        n += !(z[r] + (s[r] < 0 ? -s[r] : s[r]) * p->reach[step] < p->bar);
+        n += !(z[r] + magnitude(s[r]) * p->reach[step] < p->bar);
     return n;
 }
 
-typedef struct ranking { /* the best, best first; of equal ones the first to come */
-    uint32_t count, most;
-    struct ranked {
-        float z;
-        uint32_t row;
-    } at[POOL];
-} ranking;
-
-static void rank(ranking *best, float z, uint32_t row)
+static bool precedes(float z, uint32_t row, const gr_ranked *b)
 {
-    struct ranked *at = best->at;
+    return z > b->z || (z == b->z && row < b->row);
+}
+
+static void rank(gr_ranking *best, float z, uint32_t row)
+{
+    gr_ranked *at = best->at;
     uint32_t i = best->count < best->most ? best->count++ : best->most - 1; /* the last goes */
-    for (; i > 0 && z > at[i - 1].z; i--)
+    for (; i > 0 && precedes(z, row, &at[i - 1]); i--)
         at[i] = at[i - 1];
-    at[i] = (struct ranked){z, row};
+    at[i] = (gr_ranked){z, row};
+}
+
+/* Would a row be among the best? Rows without a token never are. */
+static bool ranks(const gr_head *h, const gr_ranking *best, float z, uint32_t row)
+{
+    return (best->count < best->most || precedes(z, row, &best->at[best->most - 1])) &&
+           !(gr_tok_flags(&h->e->v.tok, row) & GB_TOKEN_UNUSED);
 }
 
 /* ---- serial steps ---- */
@@ -101,6 +109,8 @@ bool gr_planes_begin(gr_head *h)
     if (keep == 0 || keep > p->most)
         return false;
     p->keep = keep;
+    for (uint32_t i = 0; i < GB_MAX_THREADS; i++)
+        p->best[i] = (gr_ranking){.most = keep < 8 ? 16 : 2 * keep};
     atomic_store(&p->found, 0);
     weigh_inputs(p, &h->xn);
     return true;
@@ -120,21 +130,22 @@ static void set_bar(void *arg)
     gr_head *h = arg;
     gr_planes *p = h->e->planes;
     const gemrun_request *q = p->request;
-    const float *z = logits_of(h, 0);
-    ranking pool = {.most = p->keep < 8 ? 16 : 2 * p->keep}, exact = {.most = POOL};
+    gr_ranking *pool = &p->best[0], exact = {.most = GR_POOL};
     force(h, q->banned, q->banned_count);
     force(h, q->bias_ids, q->bias_count);
     if (q->repetition_penalty != 1.0f) { /* tokens of the context, and those of this step */
         force(h, (const uint32_t *)(const void *)h->e->buf[GB_BUF_IDS], h->e->pos);
         force(h, h->ids, h->ids ? h->count : 0);
     }
-    for (uint32_t row = 0; row < h->e->v.conf.vocab_rows; row++)
-        if ((pool.count < pool.most || z[row] > pool.at[pool.most - 1].z) && z[row] < FORCED &&
-            !(gr_tok_flags(&h->e->v.tok, row) & GB_TOKEN_UNUSED))
-            rank(&pool, z[row], row);
-    for (uint32_t i = 0; i < pool.count; i++) {
-        uint32_t row = pool.at[i].row, panel = row / GB_PANEL;
+    for (uint32_t k = 1; k < GB_MAX_THREADS; k++)
+        for (uint32_t i = 0; i < p->best[k].count; i++)
+            if (ranks(h, pool, p->best[k].at[i].z, p->best[k].at[i].row))
+                rank(pool, p->best[k].at[i].z, p->best[k].at[i].row);
+    for (uint32_t i = 0; i < pool->count; i++) {
+        uint32_t row = pool->at[i].row, panel = row / GB_PANEL;
         float y[GB_PANEL];
+        if (!(logits_of(h, 0)[row] < FORCED))
+            continue;
         gr_multiply(h->e, &h->m, &h->xn, panel, 0, 1, rows_of(h, panel), y, GB_PANEL);
         h->bad[GB_MAX_THREADS] |= !h->e->kern->finite(y, rows_of(h, panel));
         rank(&exact, y[row % GB_PANEL], row);
@@ -153,36 +164,44 @@ static void count(void *arg)
 
 /* ---- shares of a thread ---- */
 
-/* Scores of panels, to LOGITS. */
-static void score(void *arg, gr_range panels, uint32_t thread)
+/* How far rows reach, to LOGITS, and the best by score. Super-scales lie far apart: they are read
+ * here, and hardly again. */
+static void score(void *arg, gr_range units, uint32_t thread)
 {
     gr_head *h = arg;
+    gr_planes *p = h->e->planes;
     gr_mat m = h->m;
     m.low = NULL;
-    for (uint32_t panel = panels.from; panel < panels.to; panel++) {
-        uint32_t rows = rows_of(h, panel);
-        float *z = logits_of(h, panel), super[GB_PANEL];
-        gr_multiply(h->e, &m, &h->xn, panel, 0, 1, rows, z, GB_PANEL);
+    for (uint32_t u = units.from; u < units.to; u++) {
+        uint32_t first = GB_UNIT * u, rows = gr_least(GB_UNIT, h->e->v.conf.vocab_rows - first);
+        float *z = logits_of(h, 0) + first, super;
+        gr_multiply(h->e, &m, &h->xn, first / GB_PANEL, 0, 1, rows, z, GB_UNIT);
         h->bad[thread] |= !h->e->kern->finite(z, rows);
-        memcpy(super, m.data + m.panel * panel, sizeof super);
-        for (uint32_t r = 0; r < GB_PANEL; r++) /* LOGITS has room for whole panels */
-            z[r] += super[r] * h->e->planes->centre;
+        for (uint32_t r = 0; r < rows; r++) {
+            memcpy(&super, m.data + m.panel * ((first + r) / GB_PANEL) + 4 * (r % GB_PANEL), 4);
+            z[r] += super * p->centre;
+            if (ranks(h, &p->best[thread], z[r], first + r))
+                rank(&p->best[thread], z[r], first + r);
+            z[r] += magnitude(super) * p->reach[0];
+        }
     }
 }
 
 /* Do rows of a panel still reach the bar, as the low nibbles of group after group come in? */
-static bool survives(const gr_head *h, uint32_t panel, const float *super)
+static bool survives(const gr_head *h, uint32_t panel)
 {
     static const gb_segment part = {.format = GB_FMT_Q8_ROWS, .group_count = 1};
     const gr_planes *p = h->e->planes;
     _Alignas(64) uint8_t copy[GB_LINE + LINE]; /* a panel whose super-scales are 1 */
     gr_mat one = {.data = copy, .seg = &part, .seg_count = 1, .panel = sizeof copy,
                   .cols = GB_GROUP, .groups = 1};
-    float z[GB_PANEL], y[GB_PANEL];
+    float z[GB_PANEL], y[GB_PANEL], super[GB_PANEL];
+    memcpy(super, h->m.data + h->m.panel * panel, sizeof super);
     for (uint32_t r = 0; r < GB_PANEL; r++)
         y[r] = 1.0f;
     memcpy(copy, y, sizeof y);
-    memcpy(z, logits_of(h, panel), sizeof z);
+    for (uint32_t r = 0; r < GB_PANEL; r++)
+        z[r] = logits_of(h, panel)[r] - magnitude(super[r]) * p->reach[0];
     for (uint32_t s = 0; s < p->steps; s++) {
         uint32_t g = p->group[s];
         gr_act a = {.codes = h->xn.codes + (size_t)GB_GROUP * g, .sa = h->xn.sa + g,
@@ -204,25 +223,25 @@ static void settle(gr_head *h, uint32_t thread, uint32_t threads)
     gr_planes *p = h->e->planes;
     uint32_t all = 0;
     for (uint32_t panel = thread; GB_PANEL * panel < h->e->v.conf.vocab_rows; panel += threads) {
-        uint32_t rows = rows_of(h, panel), found;
-        float *z = logits_of(h, panel), super[GB_PANEL];
-        memcpy(super, h->m.data + h->m.panel * panel, sizeof super);
-        found = reaching(p, z, super, 0, rows);
+        uint32_t rows = rows_of(h, panel), found = 0;
+        float *u = logits_of(h, panel);
+        for (uint32_t r = 0; r < rows; r++)
+            found += !(u[r] < p->bar);
         all += found;
-        if (found > 0 && survives(h, panel, super)) {
+        if (found > 0 && survives(h, panel)) {
             gr_head_rows(h, panel, rows, thread);
             continue;
         }
         for (uint32_t r = 0; r < rows; r++)
-            z[r] = -FORCED;
+            u[r] = -FORCED;
     }
     atomic_fetch_add(&p->found, all);
 }
 
 void gr_planes_part(gr_head *h, uint32_t thread, uint32_t threads)
 {
-    uint32_t panels = (h->e->v.conf.vocab_rows + GB_PANEL - 1) / GB_PANEL;
-    gr_split(h->e, panels, score, h, thread, threads);
+    uint32_t units = (h->e->v.conf.vocab_rows + GB_UNIT - 1) / GB_UNIT;
+    gr_split(h->e, units, score, h, thread, threads);
     gr_team_barrier(h->e->team, set_bar, h);
     settle(h, thread, threads);
     gr_team_barrier(h->e->team, count, h);

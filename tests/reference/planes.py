@@ -55,10 +55,12 @@ def screen(matrix: Matrix, hidden: F32, keep: int, margin: float, usable: Bools)
     every = list(range(len(sa)))
     z = supers * _plane(matrix, codes, sa, asum, True, every)
     z = z + supers * (f32(7.5) * centre)
+    bound = z + np.abs(supers) * reach
     exact = matrix.product(x)[0, 0]
     pool = _order(np.where(usable, z[:rows], -np.inf), 16 if keep < 8 else 2 * keep)
     bar = np.sort(exact[pool])[::-1][keep - 1]
-    reaching = z + np.abs(supers) * reach >= bar
+    reaching = bound >= bar
+    z = bound - np.abs(supers) * reach
     candidates = int(reaching[:rows].sum())
     alive = reaching.reshape(-1, PANEL).any(axis=1)
     for _ in range(STEPS):
