@@ -41,7 +41,7 @@ typedef struct gr_mat {
 /* Consecutive positions of one KV head, in the ring or in the chunk's own store. */
 typedef struct gr_span {
     const void *k, *v;        /* int8, half or float, head_dim values a position */
-    const uint16_t *ks, *vs;  /* int8: bfloat16 scales, head_dim / group a position */
+    const uint16_t *ks, *vs;  /* int8: bfloat16 scales, head_dim / group a position, behind codes */
     size_t stride, scale_stride; /* elements from one position to the next */
     size_t next;                 /* bytes from here to the same of the next block; 0: unknown */
     uint32_t count;

@@ -285,12 +285,7 @@ static float k_softmax(float *s, uint32_t skip, uint32_t n, float scale, float c
 /* Scales of n <= 16 positions, `stride` apart; 0 behind them. */
 GR_INLINE lanes scales_at(const uint16_t *p, size_t stride, uint32_t n)
 {
-    float x[LANES] = {0.0f};
-    if (stride == 1)
-        return load_brains(p, n);
-    for (uint32_t i = 0; i < n; i++)
-        x[i] = gr_bf16(p[i * stride]);
-    return load(x);
+    return stride == 1 ? load_brains(p, n) : load_brains_apart(p, stride, n);
 }
 
 /* Where the codes of n <= 16 positions from p on begin; behind the last one that one again. */

@@ -217,6 +217,14 @@ GR_INLINE lanes load_brains(const uint16_t *p, uint32_t n)
                    brains8(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)))};
 }
 
+GR_INLINE lanes load_brains_apart(const uint16_t *p, size_t stride, uint32_t n)
+{
+    float x[16] = {0.0f};
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = gr_bf16(p[i * stride]);
+    return load(x);
+}
+
 GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 {
     int8_t some[16] = {0};

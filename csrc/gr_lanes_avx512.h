@@ -95,6 +95,15 @@ GR_INLINE lanes load_brains(const uint16_t *p, uint32_t n) /* bfloat16 */
     return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
 }
 
+GR_INLINE lanes load_brains_apart(const uint16_t *p, size_t stride, uint32_t n)
+{
+    const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i at = _mm512_mullo_epi32(steps, _mm512_set1_epi32((int32_t)stride));
+    /* A number is taken with the two bytes before it, which are there: see gr_span. */
+    __m512i x = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), first_lanes(n), at, p - 1, 2);
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int32_t)0xFFFF0000u)));
+}
+
 GR_INLINE lanes load_codes(const int8_t *p, uint32_t n)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
