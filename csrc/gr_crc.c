@@ -1,8 +1,11 @@
-/* gr_crc.c: CRC-32 as zlib computes it, four bytes a step.
+/* gr_crc.c: CRC-32 as zlib computes it, four bytes a step where the processor has no better way.
  *
  * The table of a byte is the exclusive-or of the tables of its bits (the checksum is linear), so
  * the four 1 KB tables are written here as eight constants each and built by the compiler. */
 #include "gr_internal.h"
+#include "gr_port.h"
+
+enum { MUCH = 4096 }; /* bytes that are worth asking the processor */
 
 #define BYTE(i, a, b, c, d, e, f, g, h)                                                     \
     (((i) & 1 ? a : 0u) ^ ((i) & 2 ? b : 0u) ^ ((i) & 4 ? c : 0u) ^ ((i) & 8 ? d : 0u) ^    \
@@ -35,6 +38,10 @@ uint32_t gr_crc32(uint32_t crc, const void *data, size_t size)
 {
     const uint8_t *p = data;
     uint32_t c = ~crc;
+#ifndef GR_BASE_ONLY
+    size_t done = size < MUCH ? 0 : gr_crc_some(&c, p, size, gr_port_cpu());
+    p += done, size -= done;
+#endif
     for (; size >= 4; size -= 4, p += 4) {
         c ^= load(p);
         c = table[3][c & 255] ^ table[2][c >> 8 & 255] ^ table[1][c >> 16 & 255] ^

@@ -87,6 +87,9 @@ enum { GR_STACK_SIZE = 256 << 10, GR_ENGINE_FIXED = 64 << 10 };
 
 /* ---- crc ---- */
 uint32_t gr_crc32(uint32_t crc, const void *data, size_t size); /* zlib's, start with 0 */
+/* The same not complemented, of the data's beginning; returns how many bytes a processor with the
+ * bits `cpu` has taken (gr_kern_crc.c). */
+size_t gr_crc_some(uint32_t *c, const uint8_t *p, size_t size, uint32_t cpu);
 
 /* ---- the thread team (gr_port_*.c) ---- */
 typedef struct gr_team gr_team;
@@ -147,7 +150,8 @@ typedef enum gr_cpu { /* what a processor has and the system saves: bits of gr_p
     GR_CPU_NEON = 8, /* Armv8; on Armv7 with VFPv4 */
     GR_CPU_DOTPROD = 16,
     GR_CPU_I8MM = 32,
-    GR_CPU_RVV = 64 /* 1.0 */
+    GR_CPU_RVV = 64, /* 1.0 */
+    GR_CPU_CRC = 128 /* for the checksum: PCLMULQDQ, or Arm's CRC32 */
 } gr_cpu;
 /* Fill `out` for this processor: the best of everything, or nothing better than `name`: a kernel,
  * or one for GEMV and one for GEMM with a slash between. NULL: the best. False: the name is unknown

@@ -72,10 +72,9 @@ gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
 void gr_port_prefault(const gr_map *m)
 {
     volatile uint8_t sink = 0;
-    if (!m->address) {
+    if (!m->address || madvise(m->address, (size_t)m->bytes, POPULATE_READ) == 0) {
         return;
     }
-    madvise(m->address, (size_t)m->bytes, POPULATE_READ);
     for (uint64_t i = 0; i < m->bytes; i += 4096) { /* it may stop half way, or be unknown */
         sink = (uint8_t)(sink ^ m->address[i]);
     }
@@ -459,6 +458,7 @@ uint32_t gr_port_cpu(void)
         cpu |= cpu_bit_of(7, 1, 0, 4) ? GR_CPU_AVX_VNNI : 0;
         cpu |= (saved & 0xe6) == 0xe6 && avx512 && cpu_bit(7, 2, 11) ? GR_CPU_AVX512_VNNI : 0;
     }
+    cpu |= cpu_bit(1, 2, 1) ? GR_CPU_CRC : 0;
     return cpu;
 }
 #else
@@ -479,6 +479,7 @@ uint32_t gr_port_cpu(void)
 #if defined(__aarch64__)
     unsigned long a = getauxval(AT_HWCAP), b = getauxval(AT_HWCAP2);
     cpu |= a >> 1 & 1 ? GR_CPU_NEON : 0;
+    cpu |= a >> 7 & 1 ? GR_CPU_CRC : 0;
     cpu |= a >> 20 & 1 ? GR_CPU_DOTPROD : 0;
     cpu |= b >> 13 & 1 ? GR_CPU_I8MM : 0;
 #elif defined(__arm__)
@@ -493,7 +494,7 @@ uint32_t gr_port_cpu(void)
 void gr_port_features(char *out, size_t capacity)
 {
     static const char *const names[] = {"avx2+fma", "avx-vnni", "avx512-vnni", "neon",
-                                        "dotprod", "i8mm", "rvv"};
+                                        "dotprod", "i8mm", "rvv", "crc32"};
     uint32_t cpu = gr_port_cpu();
     size_t n = 0;
     snprintf(out, capacity, "no vector extension");

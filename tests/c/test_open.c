@@ -265,6 +265,17 @@ int main(int argc, char **argv)
     CHECK(status_of(&good) == GEMRUN_OK);
     CHECK(gr_crc32(0, "123456789", 9) == 0xcbf43926u);
     CHECK(gr_crc32(gr_crc32(0, "1234", 4), "56789", 5) == 0xcbf43926u);
+    static uint8_t much[3 * 4096 + 100]; /* enough for a processor's own instructions */
+    for (size_t i = 0; i < sizeof much; i++)
+        much[i] = (uint8_t)(i * i >> 3 ^ i);
+    for (size_t size = 4000; size + 3 < sizeof much; size += 333) {
+        uint32_t slow = 0x12345678; /* by pieces that are too short for them */
+        for (size_t at = 0, n; at < size; at += n) {
+            n = size - at < 77 ? size - at : 77;
+            slow = gr_crc32(slow, much + 3 + at, n);
+        }
+        CHECK(gr_crc32(0x12345678, much + 3, size) == slow);
+    }
     test_rules(&good);
     test_cuts(&good);
     test_tables(&good);

@@ -60,7 +60,7 @@ def test_core_includes_no_operating_system(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M):
         simd = path in (*SIMD, *LANES) and re.fullmatch(
-            r"(immintrin|arm_neon|riscv_vector)\.h", name
+            r"(immintrin|arm_neon|arm_acle|riscv_vector)\.h", name
         )
         assert name in INCLUDES or simd, f"{path.name} includes <{name}>; only a port may"
 
