@@ -2,7 +2,7 @@
  *
  *     digests ARTIFACT TOKENS          all kernels that run here, 1, 2, 3 and 8 threads, chunks of
  *                                      1, 7, 32 and 512 tokens: one digest, or a failure
- *     digests ARTIFACT TOKENS KERNEL   one kernel, 2 threads, the compiled chunk
+ *     digests ARTIFACT TOKENS KERNEL   one kernel, 2 threads, the compiled chunk; "": the best
  *
  * Prints the digest and the kernels, for comparing with other processors. */
 #include <inttypes.h>
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: digests ARTIFACT TOKENS [KERNEL], up to %d tokens\n", MOST);
         return 2;
     }
-    uint64_t want = digest(argv[1], argc > 3 ? argv[3] : NULL, 2, 0, count);
+    uint64_t want = digest(argv[1], argc > 3 && *argv[3] ? argv[3] : NULL, 2, 0, count);
     if (want == 0) {
         fprintf(stderr, "digests: %s\n", gemrun_last_error());
         return 1;

@@ -131,9 +131,9 @@ def test_an_emulated_core_without_avx_gives_the_same_bytes(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The whole compiler under emulation, error feedback over a short text included."""
-    emulator = shutil.which("qemu-x86_64")
+    emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
     if emulator is None:
-        pytest.fail("qemu-x86_64: not found; install qemu-user", pytrace=False)
+        pytest.fail("qemu-x86_64-static: not found; install qemu-user-static", pytrace=False)
     text = tmp_path / "short.txt"
     text.write_text(SHORT_TEXT)
     native, emulated = tmp_path / "native.gembin", tmp_path / "emulated.gembin"
