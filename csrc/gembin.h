@@ -16,7 +16,7 @@
 #define GB_BYTE_ORDER 0x01020304u
 #define GB_MAJOR 1u
 #define GB_MINOR 0u
-#define GB_ENGINE_ABI 1u /* raised when an engine must refuse older artifacts' successors */
+#define GB_ENGINE_ABI 2u /* raised when an engine must refuse older artifacts' successors */
 
 /* ---- limits, checked before anything else is believed (rule B) ---- */
 enum {

@@ -30,8 +30,8 @@ gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found)
     return gr_report(&e, "gemrun");
 }
 
-gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, const void *given,
-                             gr_error *e)
+gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, size_t end,
+                             const void *given, gr_error *e)
 {
     const uint8_t *bytes = given;
     uint32_t size = 0;
@@ -41,7 +41,7 @@ gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, const void 
     if (size == 0 || size > STRUCT_MAX || size % sizeof(void *) != 0) /* no field is cut */
         return gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
     for (uint32_t i = (uint32_t)used; i < size; i++)
-        if (bytes[i] != 0) /* settings that we do not know */
+        if (bytes[i] != 0 && (i < end || i >= known)) /* settings that we do not know */
             return i < known ? gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_RESERVED, 0, bytes[i])
                              : gr_fail(e, GEMRUN_E_ARGUMENT, GR_F_SIZE, known, size);
     memset(out, 0, known);
@@ -89,7 +89,7 @@ static gemrun_status take_config(gemrun_config *q, const gemrun_config *given, g
         *q = gemrun_config_default();
         return GEMRUN_OK;
     }
-    if (gr_take_struct(q, sizeof *q, offsetof(gemrun_config, reserved), given, e) != GEMRUN_OK)
+    if (gr_take_struct(q, sizeof *q, GR_RESERVED(gemrun_config), given, e) != GEMRUN_OK)
         return GEMRUN_E_ARGUMENT;
     const struct {
         gr_field field;

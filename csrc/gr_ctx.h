@@ -46,10 +46,13 @@ gemrun_status gr_report(const gr_error *e, const char *object);
 /* The same for an argument; GR_F_NONE: a null pointer. */
 gemrun_status gr_refuse(gr_field field, uint64_t wanted, uint64_t found);
 /* Copy a caller's struct, which begins with its own size, into ours of `known` bytes: a shorter
- * one, of an older header, is filled up with zeros, a longer one must be zero behind ours, and all
- * behind the `used` bytes. Nothing is read beyond the size it states. */
-gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, const void *given,
-                             gr_error *e);
+ * one, of an older header, is filled up with zeros. What we do not know must be zero: bytes from
+ * `used` to `end`, the reserved ones, and what a longer one has behind ours. Nothing is read beyond
+ * the size it states; padding is not looked at. */
+gemrun_status gr_take_struct(void *out, uint32_t known, size_t used, size_t end,
+                             const void *given, gr_error *e);
+#define GR_RESERVED(type) \
+    offsetof(type, reserved), offsetof(type, reserved) + sizeof(((type *)0)->reserved)
 
 /* ---- steps (gr_run.c) ---- */
 enum { GR_MAX_LIST = 4096, GR_MAX_STOPS = 8, GR_MAX_STOP = 128 }; /* limits of a request */

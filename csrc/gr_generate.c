@@ -222,21 +222,17 @@ static int64_t encode_text(gr_engine *e, const char *text, size_t size, uint32_t
     const gr_tok *t = &e->v.tok;
     if (size > e->v.conf.text_limit)
         return encoded(e, GR_TOK_E_SCRATCH, size);
-    size_t scratch = (size_t)gr_buffer_size(&e->v, GB_BUF_TOK);
+    uint32_t one, *to = room > 0 ? ids : &one; /* to see whether bos is there */
+    size_t cap = room > 0 ? room : 1;
+    int64_t made = gr_tok_encode(t, (const uint8_t *)text, size, (flags & 2) != 0, to, cap,
+                                 e->buf[GB_BUF_TOK], (size_t)gr_buffer_size(&e->v, GB_BUF_TOK));
     bool bos = (flags & 1) && (t->h->flags & GB_TOKF_ADD_BOS) && t->h->bos != GB_TOK_NONE;
-    size_t before = bos && room > 0;
-    int64_t made = gr_tok_encode(t, (const uint8_t *)text, size, (flags & 2) != 0, ids + before,
-                                 room - before, e->buf[GB_BUF_TOK], scratch);
-    if (made < 0)
+    if (made < 0 || !bos || (made > 0 && to[0] == t->h->bos))
         return encoded(e, made, size);
-    if (before && made > 0 && room > 1 && ids[1] == t->h->bos) {
-        size_t have = (size_t)made < room ? (size_t)made : room - 1;
-        memmove(ids, ids + 1, have * sizeof *ids);
-        return made;
-    }
-    if (before)
-        ids[0] = t->h->bos;
-    return made + bos;
+    size_t kept = (size_t)made < cap ? (size_t)made : cap - 1;
+    memmove(to + 1, to, kept * sizeof *to);
+    to[0] = t->h->bos;
+    return made + 1;
 }
 
 /* A prompt of `count` ids must fit; its length is the first number of the message. Its ids come

@@ -576,8 +576,8 @@ static bool open_plan(reader *r)
     for (uint32_t i = 0; i < PLAN_COUNT; i++) {
         const gb_plan *p = v->plans + i;
         uint64_t size = gr_buffer_size(v, i + 1), most = (uint64_t)1 << 40;
-        if (i + 1 == GB_BUF_HIDDEN && p->size != size)
-            size = gr_buffer_size(v, GR_BUF_ROWS);
+        if (i + 1 == GB_BUF_HIDDEN && p->size == gr_buffer_size(v, GR_BUF_ROWS))
+            size = p->size;
         const range table[] = {
             {p->kind, i + 1, i + 1}, {p->first_op, lifetimes[i][0], lifetimes[i][0]},
             {p->last_op, lifetimes[i][1], lifetimes[i][1]}, {p->size, size, size},

@@ -36,8 +36,7 @@ gemrun_request gemrun_request_default(const gemrun_context_t *ctx)
 
 gemrun_status gr_check_request(gr_engine *e, const gemrun_request *from, gemrun_request *q)
 {
-    size_t used = offsetof(gemrun_request, reserved);
-    if (gr_take_struct(q, sizeof *q, used, from, &e->err) != GEMRUN_OK)
+    if (gr_take_struct(q, sizeof *q, GR_RESERVED(gemrun_request), from, &e->err) != GEMRUN_OK)
         return GEMRUN_E_ARGUMENT;
     if (q->speculate > GR_DRAFT)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_SPECULATE, GR_DRAFT, q->speculate);

@@ -77,8 +77,10 @@ gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id)
     else if (most > 0 && !gr_kv_evicts(e, most + 1))
         n = look_up(e, d, id, most);
     /* Where a drafted token is not finite, the real one may be. */
-    if (n == 0 || gr_forward(e, d->ids, n + 1, 3, NULL, NULL) != GEMRUN_OK)
+    if (n == 0 || gr_forward(e, d->ids, n + 1, 3, NULL, NULL) != GEMRUN_OK) {
+        d->rest = n > 0 ? REST : d->rest;
         return gr_forward(e, &id, 1, 1, NULL, NULL);
+    }
     size_t row = (size_t)e->v.conf.hidden * sizeof(float);
     memcpy(e->buf[GB_BUF_HIDDEN] + row, e->buf[GB_BUF_X], (n + 1) * row);
     e->pos -= n + 1;

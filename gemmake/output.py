@@ -78,9 +78,8 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written,
             out.seal()
         dump("test_vectors", state, tallies)
         beside = memmap.beside(Path(out.partial), Path(out.path))
-        past_stopping()
         with beside, host.clock.timed("finish"):
-            written = out.finish()
+            written = out.finish(past_stopping)
     return written, tallies
 
 

@@ -16,7 +16,7 @@ MAGIC = b"\x8bGEM\r\n\x1a\n"
 BYTE_ORDER = 0x01020304
 MAJOR = 1
 MINOR = 0
-ENGINE_ABI = 1
+ENGINE_ABI = 2
 
 ALIGN = 256  # every section and every tensor
 WEIGHT_ALIGN = 65536  # WHOT

@@ -22,7 +22,7 @@ import shutil
 import signal
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -203,11 +203,12 @@ class ArtifactWriter:
         self._write_at(0, self._header.pack())
         self._write_at(spec.TABLE_OFFSET, table)
 
-    def finish(self) -> Written:
+    def finish(self, before_renaming: Callable[[], None] = lambda: None) -> Written:
         """Seal, flush to the disk and move to the final name."""
         self.seal()
         with _explained(self.path, self.size):
             os.fsync(self._fd)
+            before_renaming()
             Path(self.partial).replace(self.path)
             self._done = True
             os.close(self._fd)
