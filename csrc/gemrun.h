@@ -100,7 +100,7 @@ typedef struct gemrun_config {
     uint32_t size;               /* sizeof(gemrun_config), set by gemrun_config_default */
     uint32_t kv_cache_size;      /* tokens in use, 1..compiled context, the default; frees none */
     uint32_t prefill_batch_size; /* tokens per prefill step, up to the compiled chunk */
-    uint32_t threads;            /* 1..8; default: the cores granted, at most the plan */
+    uint32_t threads;            /* 1..8; default: cores granted, no slow ones, at most the plan */
     uint64_t thread_affinity;    /* one thread is pinned to each set bit's core; 0: none */
     uint32_t weights_check;      /* gemrun_weights_check */
     uint32_t allow_foreign_board;/* 1: open although built for another known board */

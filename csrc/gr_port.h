@@ -28,6 +28,9 @@ uint64_t gr_port_memory(const char *root);
 uint32_t gr_port_cores(const char *root);
 /* Do the processors that the thread may use differ in speed by more than an eighth? */
 bool gr_port_uneven(const char *root);
+/* gr_port_cores without those below two thirds of the fastest one's speed: in a team every thread
+ * waits for the slowest, and such a core costs more than it does. At least 1. */
+uint32_t gr_port_fast_cores(const char *root);
 /* Half of a processor's share of its second cache, in bytes: the least of those that the thread may
  * use, 64 KB to 32 MB; 128 KB where the system does not tell. */
 uint32_t gr_port_near(const char *root);

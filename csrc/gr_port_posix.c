@@ -365,27 +365,42 @@ uint32_t gr_port_cores(const char *root)
     return cores < 1 ? 1 : (uint32_t)cores;
 }
 
-/* Arm systems tell every core's capacity; elsewhere the highest clock has to do. */
-bool gr_port_uneven(const char *root)
+/* Speeds of the processors of `mask`, GR_TOO_BIG where the system does not tell. Returns the highest,
+ * 0 where it tells of none. Arm systems tell every core's capacity; elsewhere the highest clock has
+ * to do. */
+static uint64_t speeds_of(const char *root, uint64_t mask, uint64_t speed[64])
 {
     static const char *const files[] = {"cpu_capacity", "cpufreq/cpuinfo_max_freq"};
-    uint64_t mask = gr_port_affinity(), none = GR_TOO_BIG;
-    for (size_t f = 0; f < sizeof files / sizeof files[0]; f++) {
-        uint64_t least = none, most = 0;
+    uint64_t most = 0;
+    for (size_t f = 0; f < sizeof files / sizeof files[0] && most == 0; f++) {
         for (unsigned i = 0; i < 64; i++) {
             char dir[PATH_SIZE];
             snprintf(dir, sizeof dir, "%s/sys/devices/system/cpu/cpu%u", root, i);
-            uint64_t n = mask >> i & 1 ? file_number(dir, files[f], "", none) : none;
-            if (n != none) {
-                least = n < least ? n : least;
-                most = n > most ? n : most;
-            }
-        }
-        if (most > 0) {
-            return most - least > most / 8;
+            speed[i] = mask >> i & 1 ? file_number(dir, files[f], "", GR_TOO_BIG) : GR_TOO_BIG;
+            most = speed[i] != GR_TOO_BIG && speed[i] > most ? speed[i] : most;
         }
     }
-    return false;
+    return most;
+}
+
+bool gr_port_uneven(const char *root)
+{
+    uint64_t speed[64], most = speeds_of(root, gr_port_affinity(), speed);
+    bool uneven = false;
+    for (unsigned i = 0; i < 64 && most > 0; i++) {
+        uneven |= speed[i] != GR_TOO_BIG && most - speed[i] > most / 8;
+    }
+    return uneven;
+}
+
+uint32_t gr_port_fast_cores(const char *root)
+{
+    uint64_t speed[64], most = speeds_of(root, gr_port_affinity(), speed);
+    uint32_t all = gr_port_cores(root), slow = 0;
+    for (unsigned i = 0; i < 64 && most > 0; i++) {
+        slow += speed[i] != GR_TOO_BIG && speed[i] < most - most / 3;
+    }
+    return slow < all ? all - slow : 1;
 }
 
 /* Processors of `mask` that share a cache, told as a hexadecimal mask with commas; at least 1. */

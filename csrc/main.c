@@ -64,7 +64,7 @@ static const struct option {
     {"--deadline-ms", NUMBER, AT(deadline_ms), 0, 1, UINT64_MAX / 1000000,
      "MS  end after this time (none)"},
     {"--threads", NUMBER, AT(threads), 0, 1, 8,
-     "N  threads (the cores granted, at most the model's plan)"},
+     "N  threads (the cores granted, without slow ones, at most the plan)"},
     {"--decode-threads", NUMBER, AT(decode_threads), 0, 1, 8,
      "N  of them for one token at a time (as --tune found, else all)"},
     {"--balance", NUMBER, AT(balance), 0, 0, 2,

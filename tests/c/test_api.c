@@ -820,9 +820,14 @@ static void test_groups(void)
         }
     }
     CHECK(gr_port_uneven(root) == (gr_nth_bit(mask, 1) != 0));
+    CHECK(gr_port_fast_cores(root) == 1); /* the quota above */
+    write_file(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    uint32_t all = gr_port_cores(root);
+    CHECK(all == 1 || gr_port_fast_cores(root) == all - 1);
     snprintf(command, sizeof command, "rm %s/sys/devices/system/cpu/cpu*/cpu_capacity", root);
     CHECK(gr_nth_bit(mask, 1) == 0 || system(command) == 0);
     CHECK(!gr_port_uneven(root)); /* clocks a thirtieth apart are equal */
+    CHECK(gr_port_fast_cores(root) == all);
     test_caches(root, mask);
     snprintf(command, sizeof command, "rm -r %s", root);
     CHECK(system(command) == 0);
