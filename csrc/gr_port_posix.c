@@ -365,9 +365,9 @@ uint32_t gr_port_cores(const char *root)
     return cores < 1 ? 1 : (uint32_t)cores;
 }
 
-/* Speeds of the processors of `mask`, GR_TOO_BIG where the system does not tell. Returns the highest,
- * 0 where it tells of none. Arm systems tell every core's capacity; elsewhere the highest clock has
- * to do. */
+/* Speeds of the processors of `mask`, GR_TOO_BIG where the system does not tell. Returns the
+ * highest, 0 where it tells of none. Arm systems tell every core's capacity; elsewhere the highest
+ * clock has to do. */
 static uint64_t speeds_of(const char *root, uint64_t mask, uint64_t speed[64])
 {
     static const char *const files[] = {"cpu_capacity", "cpufreq/cpuinfo_max_freq"};
