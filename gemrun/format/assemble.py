@@ -140,6 +140,7 @@ def assemble(records: Records) -> Assembled:
         ram_tables=totals.tables,
         ram_engine=totals.engine,
         ram_stacks=totals.stacks,
+        engine_abi_min=sizes.abi_of(conf, records.plans),
     )
     return Assembled(header, parts, totals, file_size, start)
 

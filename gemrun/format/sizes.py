@@ -212,6 +212,12 @@ def rows_size(conf: Conf) -> int:
     return pad(4 * spec.HIDDEN_ROWS * conf.hidden, spec.LINE)
 
 
+def abi_of(conf: Conf, plans: Iterable[Plan]) -> int:
+    """The least engine ABI that reads the plan: 2 knows the second size of HIDDEN."""
+    rows = any(p.kind == Buffer.HIDDEN and p.size == rows_size(conf) for p in plans)
+    return 2 if rows else 1
+
+
 # ---- totals ----
 @dataclass(frozen=True)
 class Totals:
