@@ -32,11 +32,10 @@ int main(int argc, char **argv)
     if (sched_setscheduler(0, SCHED_FIFO, &priority) != 0)
         return perror("slow_core: sched_setscheduler"), 1;
     prctl(PR_SET_TIMERSLACK, 1UL);
-    for (int64_t next = now();;) {
-        int64_t until = now() + busy;
+    for (;;) {
+        int64_t until = now() + busy, next = until + idle;
         while (now() < until)
             ;
-        next = until + idle;
         struct timespec wake = {next / 1000000000, next % 1000000000};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &wake, NULL);
     }

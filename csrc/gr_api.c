@@ -120,7 +120,7 @@ static uint64_t engine_size(const uint8_t *image, uint64_t size)
 static gemrun_status choose_threads(gemrun_context_t *ctx, const gemrun_config *q)
 {
     gr_engine *e = &ctx->e;
-    uint32_t planned = e->v.conf.threads, cores = gr_port_fast_cores("");
+    uint32_t planned = e->v.conf.threads, cores = q->threads ? 0 : gr_port_fast_cores("");
     e->threads = q->threads ? q->threads : cores < planned ? cores : planned;
     e->near = gr_port_near("");
     gemrun_status st = q->thread_affinity ? gr_take_cores(ctx, q) : GEMRUN_OK;

@@ -218,8 +218,7 @@ static void block_tile(const gr_unpacked *w, const gr_act *a, uint32_t token, ui
 static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32_t token,
                         uint32_t tokens, bool ahead, uint32_t width, float *y, size_t ldy)
 {
-    __m512 sums[SOME], super = _mm512_loadu_ps(m->data + m->panel * panel);
-    __mmask16 wanted = (__mmask16)(width < GB_PANEL ? (1u << width) - 1 : 0xFFFFu);
+    __m512 sums[SOME];
     gr_walk walk = gr_walk_panel(m, panel, 1);
     gr_unpacked w;
     gr_block b;
@@ -231,7 +230,7 @@ static void panel_times(const gr_mat *m, const gr_act *a, uint32_t panel, uint32
             block_tile(&w, a, token + t, token + tokens, sums + t);
     }
     for (uint32_t t = 0; t < tokens; t++)
-        _mm512_mask_storeu_ps(y + t * ldy, wanted, _mm512_mul_ps(super, sums[t]));
+        put_panel(m, panel, sums[t], width, y + t * ldy);
 }
 
 static void k_gemm(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,

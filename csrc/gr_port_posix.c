@@ -433,6 +433,7 @@ uint32_t gr_port_near(const char *root)
             if (file_number(dir, "level", "", 0) == 2) {
                 uint64_t share = gr_mul(file_number(dir, "size", "", 0), 1024) / sharers(dir, mask);
                 near = share > 0 && share < near ? share : near;
+                break;
             }
         }
     }
