@@ -12,8 +12,7 @@
  * nothing is allocated and no file is touched afterwards. The library has no global state; the
  * text of gemrun_last_error() belongs to the calling thread. A context does not survive fork: the
  * child may neither use nor destroy it. The file stays mapped: replace it by rename, never change
- * it in place. A minimal build (GR_MINIMAL) has no calls with text, facts, cancel and regions; it
- * refuses float weights or KV, bans, bias, penalty, affinity and named kernels by their codes. */
+ * it in place. CONTRIBUTING.md says what a minimal build (GR_MINIMAL) lacks. */
 #ifndef GEMRUN_H
 #define GEMRUN_H
 #include <stddef.h>
@@ -84,6 +83,8 @@ typedef struct gemrun_context gemrun_context_t;
  * to stop. Must not call the context, except gemrun_cancel. */
 typedef int (*gemrun_text_fn)(void *user, int32_t token, const char *text, size_t size);
 
+/* Called before every step (chunk or token): it may sleep to pace the run, and lower `threads`. */
+typedef int (*gemrun_step_fn)(void *user, uint32_t *threads); /* non-zero stops, as on_text */
 /* Called with the logits that follow position `position`: `count` floats, valid during the call. */
 typedef int (*gemrun_logits_fn)(void *user, uint32_t position, const float *logits, uint32_t count);
 
@@ -92,7 +93,7 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
     GEMRUN_WEIGHTS_FULL = 1
 } gemrun_weights_check;
 
-typedef enum gemrun_head { /* two planes: greedy and top_k to 64 read less of it; default: full */
+typedef enum gemrun_head { /* two planes: greedy and top_k to 64 read less; default: full */
     GEMRUN_HEAD_DEFAULT, GEMRUN_HEAD_FULL, GEMRUN_HEAD_TWO_PLANE } gemrun_head;
 
 /* How to open. Start from gemrun_config_default(); zero means the default everywhere. */
@@ -106,11 +107,9 @@ typedef struct gemrun_config {
     uint32_t allow_foreign_board;/* 1: open although built for another known board */
     uint32_t ignore_memory;      /* 1: do not refuse when less memory is available than declared */
     uint32_t lock_memory;        /* 1: mlock; failure is a warning in gemrun_stats.locked_bytes */
-    const char *kernel;          /* force "scalar", "avx2", .. or "GEMV/GEMM"; NULL: GEMRUN_KERNEL
-                                  * of the environment, else the best */
+    const char *kernel;          /* "avx2", .. or "GEMV/GEMM"; NULL: $GEMRUN_KERNEL, or the best */
     uint32_t decode_threads;     /* of one token at a time, 1..8; default, and at most: threads */
-    uint32_t balance;            /* 0: pieces of work by turns where cores differ, 1: never,
-                                  * 2: always; no result depends on it */
+    uint32_t balance;            /* work by turns: 0 where cores differ, 1 never, 2 always */
     uint32_t head, reserved[5];  /* gemrun_head; 0 */
 } gemrun_config;
 
@@ -136,7 +135,8 @@ typedef struct gemrun_request {
     uint32_t ignore_stop_ids;   /* 1: run to max_tokens */
     gemrun_text_fn on_text;     /* may be NULL */
     void *user;
-    uint32_t speculate, reserved[7]; /* ids guessed ahead, to 6; no id changes; 0: none */
+    gemrun_step_fn on_step;     /* may be NULL */
+    uint32_t speculate, reserved[5]; /* ids guessed ahead, to 6; no id changes; 0: none */
 } gemrun_request;
 
 typedef enum gemrun_role { GEMRUN_SYSTEM = 0, GEMRUN_USER = 1, GEMRUN_ASSISTANT = 2 } gemrun_role;

@@ -56,12 +56,6 @@ static size_t longest_run(const gr_chat *c, size_t n, size_t text_len)
     return text_len + (cuts ? 1 : n + 1) * c->h->text_bytes;
 }
 
-size_t gr_chat_scratch_size(const gr_chat *c, size_t n, size_t text_len)
-{
-    size_t run = longest_run(c, n, text_len);
-    return gr_tok_scratch_size(run) + (run & ~(size_t)7) + 8;
-}
-
 typedef struct {
     const gr_chat *chat;
     const gr_tok *tok;

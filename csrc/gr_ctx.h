@@ -59,6 +59,7 @@ enum { GR_MAX_LIST = 4096, GR_MAX_STOPS = 8, GR_MAX_STOP = 128 }; /* limits of a
 
 typedef struct gr_run { /* what a run of steps is told, and why it ended */
     gemrun_logits_fn on_logits; /* sees the logits of every position; NULL: of none */
+    gemrun_step_fn on_step;     /* before every step; or NULL */
     void *user;
     uint32_t finish;
     uint64_t start, deadline_ns; /* time of the call, and what it may take from there; 0: all */
@@ -114,7 +115,7 @@ void gr_take_head(gemrun_context_t *ctx, const gemrun_config *q);
 /* gr_head.c: all logits of the last token, where only the best were wanted. False: not finite. */
 bool gr_head_all(gr_engine *e);
 /* gr_generate.c: why a run must end before its next step. */
-uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r);
+uint32_t gr_interrupted(gemrun_context_t *ctx, const gr_run *r);
 #else
 #define gr_copy_names(ctx) ((void)(ctx))
 #define gr_unpin(ctx) ((void)(ctx))

@@ -28,10 +28,12 @@ static uint32_t *prompt_of(const gr_engine *e)
     return (uint32_t *)(void *)e->buf[GB_BUF_PROMPT];
 }
 
-uint32_t gr_interrupted(const gemrun_context_t *ctx, const gr_run *r)
+uint32_t gr_interrupted(gemrun_context_t *ctx, const gr_run *r)
 {
     if (r->finish != GEMRUN_FINISH_NONE)
         return r->finish;
+    if (r->on_step && r->on_step(r->user, &ctx->e.allowed) != 0)
+        return GEMRUN_FINISH_CALLBACK;
     if (atomic_load_explicit(&ctx->cancel, memory_order_relaxed))
         return GEMRUN_FINISH_CANCELLED;
     bool late = r->deadline_ns && gr_port_now() - r->start >= r->deadline_ns;
@@ -164,8 +166,9 @@ static double per_second(uint32_t tokens, uint64_t ns)
 static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
                         int32_t *tokens, uint64_t start)
 {
-    generation r = {.run = {.start = start, .deadline_ns = q->deadline_ns}, .ctx = ctx, .q = q,
-                    .tokens = tokens};
+    generation r = {.run = {.start = start, .deadline_ns = q->deadline_ns, .on_step = q->on_step,
+                            .user = q->user}, .ctx = ctx, .q = q, .tokens = tokens};
+    ctx->e.allowed = 0;
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
     gr_reset(ctx);
@@ -180,6 +183,7 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
         st = decode_loop(&r);
     }
     ctx->planes.request = NULL;
+    ctx->e.allowed = 0;
     if (ctx->planes.heads > 0)
         s->head_candidates = (double)ctx->planes.candidates / (double)ctx->planes.heads;
     s->head_candidates_max = ctx->planes.most_candidates;

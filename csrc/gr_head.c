@@ -66,7 +66,7 @@ static void alone(void *arg, uint32_t thread, uint32_t threads)
 bool gr_head_row(gr_engine *e, const float *x)
 {
     gr_head h = {.e = e, .x = x};
-    gr_team_run(e->team, e->decode_threads, alone, &h);
+    gr_team_run(e->team, gr_step_threads(e, e->decode_threads), alone, &h);
     return !gr_head_bad(&h);
 }
 

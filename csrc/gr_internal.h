@@ -117,6 +117,7 @@ typedef struct gr_engine {
     gr_team *team;
     uint32_t threads;
     uint32_t decode_threads; /* of one token at a time: more than fill the memory bus do not help */
+    uint32_t allowed; /* threads of a step, by on_step; 0: all */
     bool balance;     /* threads take a part of the work one piece at a time: cores differ */
     uint32_t context; /* positions in use: kv_cache_size */
     uint32_t chunk;   /* tokens of a prefill step in use */
@@ -131,6 +132,11 @@ typedef struct gr_engine {
     gr_capture capture; /* NULL in normal use */
     void *capture_user;
 } gr_engine;
+
+static inline uint32_t gr_step_threads(const gr_engine *e, uint32_t most)
+{
+    return e->allowed > 0 && e->allowed < most ? e->allowed : most;
+}
 
 /* One chunk (1..chunk tokens) at e->pos; the ring, e->pos and GB_BUF_IDS advance on success.
  * want: 0 no logits, 1 logits of the last token, 2 `fn` after every token, 3 GB_BUF_X is complete

@@ -594,7 +594,7 @@ static bool run(gr_engine *e, gr_fwd *f)
     f->y = (float *)(void *)e->buf[GB_BUF_Y];
     f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden,
                         .ids = f->ids, .count = f->count};
-    f->threads = f->count < MANY ? e->decode_threads : e->threads;
+    f->threads = gr_step_threads(e, f->count < MANY ? e->decode_threads : e->threads);
     gr_team_run(e->team, f->threads, layers, f);
     bool bad = gr_head_bad(&f->head);
     for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)

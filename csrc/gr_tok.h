@@ -115,10 +115,6 @@ typedef struct {
 /* Checks a TMPL section completely. 0 or a reason above. */
 int gr_chat_open(const uint8_t *sec, size_t size, uint32_t vocab_rows, gr_chat *out);
 
-/* Scratch bytes for gr_chat_encode of n messages with text_len bytes of text together. n matters
- * only for templates without control tokens between the messages. */
-size_t gr_chat_scratch_size(const gr_chat *c, size_t n, size_t text_len);
-
 /* Ids of a conversation, bos included where the template has one. Returns the count, as above, or
  * one of the negative results. */
 int64_t gr_chat_encode(const gr_chat *c, const gr_tok *t, const gr_message *messages, size_t n,

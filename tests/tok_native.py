@@ -29,7 +29,6 @@ def build(folder: Path) -> ctypes.CDLL:
     lib.gr_utf8_flush.restype = ctypes.c_size_t
     if hasattr(lib, "gr_chat_encode"):
         lib.gr_chat_encode.restype = ctypes.c_int64
-        lib.gr_chat_scratch_size.restype = ctypes.c_size_t
     return lib
 
 
@@ -114,9 +113,8 @@ class Chat:
         data = [(ROLES.index(role), text.encode("utf-8")) for role, text in messages]
         array = (Message * len(data))(*(Message(role, text, len(text)) for role, text in data))
         size = sum(len(text) for _, text in data)
-        need = self.lib.gr_chat_scratch_size(
-            self.handle, ctypes.c_size_t(len(data)), ctypes.c_size_t(size)
-        )
+        run = size + (len(data) + 1) * len(self.memory)  # at most: all literals around each message
+        need = 32 * run + 256 + run // 8 * 8 + 8
         scratch = (ctypes.c_uint64 * (need // 8 + 1))()
         ids = (ctypes.c_uint32 * (3 * need // 32 + 64))()
         count = self.lib.gr_chat_encode(

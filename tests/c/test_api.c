@@ -191,7 +191,7 @@ static void test_struct_sizes(const image *m, gemrun_context_t *running)
     longer.c.size = 1u << 30; /* no struct is that large: not looked at */
     CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &longer.c) == GEMRUN_E_ARGUMENT);
     gemrun_request q = gemrun_request_default(running);
-    q.reserved[6] = 1;
+    q.reserved[4] = 1;
     CHECK(gemrun_generate(running, "x", &q, out) == GEMRUN_E_ARGUMENT && said("reserved: 1"));
 }
 
@@ -311,6 +311,44 @@ static void test_generation(gemrun_context_t *ctx)
     CHECK(memcmp(first, again, 12 * sizeof *again) == 0);
     q.seed = 8;
     CHECK(talk(ctx, &q, &h, again) == 12 && memcmp(first, again, 12 * sizeof *again) != 0);
+}
+
+typedef struct steps { /* what the step callback is told, and what it does */
+    uint32_t calls, stop_at, threads;
+} steps;
+
+static int on_step(void *user, uint32_t *threads)
+{
+    steps *s = user;
+    *threads = s->threads;
+    return ++s->calls == s->stop_at;
+}
+
+/* Once a chunk and once a token that is fed back; a run may go on with fewer threads. */
+static void test_steps(gemrun_context_t *ctx)
+{
+    int32_t first[CONTEXT], again[CONTEXT];
+    steps s = {0};
+    gemrun_info info = {.size = sizeof info};
+    CHECK(gemrun_get_info(ctx, &info) == GEMRUN_OK);
+    gemrun_request q = gemrun_request_default(ctx);
+    q.ignore_stop_ids = 1;
+    q.max_tokens = 12;
+    CHECK(gemrun_generate(ctx, "hello", &q, first) == 12);
+    uint32_t prompt = stats_of(ctx).prompt_tokens, chunks = (prompt - 1) / info.chunk + 1;
+    q.on_step = on_step;
+    q.user = &s;
+    for (s.threads = 0; s.threads < 10; s.threads++) {
+        s.calls = 0;
+        CHECK(gemrun_generate(ctx, "hello", &q, again) == 12);
+        CHECK(s.calls == chunks + 11 && memcmp(first, again, 12 * sizeof *again) == 0);
+    }
+    for (s.stop_at = 1; s.stop_at < 6; s.stop_at++) {
+        s.calls = 0;
+        int32_t made = s.stop_at <= chunks ? 0 : (int32_t)(s.stop_at - chunks);
+        CHECK(gemrun_generate(ctx, "hello", &q, again) == made);
+        CHECK(stats_of(ctx).finish == GEMRUN_FINISH_CALLBACK);
+    }
 }
 
 /* Force "abcabcab" by a bias on one letter each step: a stop string over several tokens. */
@@ -846,6 +884,7 @@ int main(void)
     test_struct_sizes(&m, ctx);
     test_requests(ctx);
     test_generation(ctx);
+    test_steps(ctx);
     test_stop_strings(ctx);
     test_tokens(ctx);
     test_chat(ctx);

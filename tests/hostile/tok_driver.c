@@ -46,7 +46,8 @@ static void use_chat(const gr_chat *c, const gr_tok *t)
                                {GR_ROLE_USER, "", 0}};
     for (size_t first = 0; first < 2; first++) {
         for (size_t n = 1; first + n <= 4; n++) {
-            size_t need = gr_chat_scratch_size(c, n, 26), cap = 4096;
+            size_t run = 26 + (n + 1) * c->h->text_bytes, cap = 4096; /* text encoded at once */
+            size_t need = gr_tok_scratch_size(run) + (run & ~(size_t)7) + 8;
             uint32_t *ids = malloc(cap * sizeof *ids);
             void *scratch = malloc(need);
             gr_chat_encode(c, t, talk + first, n, n % 2 == 1, ids, cap, scratch, need);

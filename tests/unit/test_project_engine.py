@@ -177,12 +177,15 @@ def test_public_header_is_short() -> None:
 def functions(text: str) -> list[tuple[int, str, int]]:
     """(line, name, lines) of each function body: from `{` in column 0 or at a definition's end."""
     found: list[tuple[int, str, int]] = []
-    start, name = 0, ""
+    start, name, opened = 0, "", 0
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         head = re.match(r"[A-Za-z_].*?\b(\w+)\s*\(", line)
         if head and not line.startswith(("#", "typedef", "struct", "enum")) and ";" not in line:
             start, name = number, head[1]
+        elif line.endswith(");") and opened < start:
+            start = 0  # a declaration over several lines
+        opened = number if line.startswith("{") else opened
         if line.startswith("}") and start:
             found.append((start, name, number - start + 1))
             start = 0

@@ -1,0 +1,1 @@
+"""Decisions without input or output: clock and sensors are arguments."""

@@ -1,0 +1,60 @@
+"""Errors that cross the socket: a stable word, one sentence, and whether to try again.
+
+The command's exit code follows from the word (EXIT_CODES): scripts test that, never the sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Code = Literal[
+    "bad_request",  # not understood: a field is missing, of another type, out of range
+    "forbidden",  # the caller may not do this
+    "not_found",  # no such model, version or request
+    "conflict",  # the slot's state does not allow it now
+    "busy",  # the queue is full, or the daemon is paused; try later
+    "no_memory",  # it does not fit beside what runs
+    "refused",  # the candidate failed a check: damaged, other board, signature, test vectors
+    "layout",  # another KV size or layout, and --allow-layout-change was not given
+    "timeout",  # the deadline has passed
+    "failed",  # it was tried and failed: the worker ended, the run reported an error
+    "no_space",  # the store's disk is full or read-only
+    "cancelled",  # ended by a cancel, a drain or a shutdown
+    "internal",  # a fault of the daemon
+]
+
+EXIT_CODES: dict[str, int] = {
+    "bad_request": 2,
+    "unreachable": 3,
+    "refused": 4,
+    "layout": 4,
+    "no_memory": 5,
+    "not_found": 6,
+    "forbidden": 7,
+    "failed": 8,
+    "internal": 8,
+    "busy": 9,
+    "timeout": 9,
+    "conflict": 10,
+    "no_space": 11,
+    "cancelled": 130,
+}
+RETRYABLE = frozenset({"busy", "timeout", "cancelled"})
+
+
+class ApiError(Exception):
+    """What a caller is told. Text: `<object>: <what is wrong>; <what to do>`."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+
+    @property
+    def retryable(self) -> bool:
+        """True where the same request may succeed later."""
+        return self.code in RETRYABLE
+
+    def as_dict(self) -> dict[str, object]:
+        """The `error` object of a reply."""
+        return {"code": self.code, "message": self.message, "retryable": self.retryable}
