@@ -2,7 +2,7 @@
  *
  * It uses the public interface only, but for the processor's features in --info. Text goes to
  * stdout as it is made, everything else to stderr. What it does not do: keep sessions, serve
- * others, guess a template for a model that has none. */
+ * others than gemctld, guess a template for a model that has none. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -13,6 +13,7 @@
 
 #include "gemrun.h"
 #include "gr_port.h"
+#include "gs_channel.h"
 #include "tune.h"
 
 enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN = 8,
@@ -22,7 +23,7 @@ typedef struct options {
     const char *path, *prompt, *system, *kernel, *head;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
     uint32_t help, version, ignore_memory, lock_memory, tune, constant_work;
-    uint64_t decode_threads, balance, speculate;
+    uint64_t decode_threads, balance, speculate, serve;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
     bool seen_top_k, seen_temperature, seen_top_p, seen_min_p, seen_penalty, seen_seed;
@@ -90,6 +91,8 @@ static const struct option {
     {"--info", FLAG, AT(info), 0, 0, 0, "print what the artifact is, and end"},
     {"--run-tests", FLAG, AT(run_tests), 0, 0, 0, "replay the stored test vectors, and end"},
     {"--tune", FLAG, AT(tune), 0, 0, 0, "measure how many threads pay here, keep it, and end"},
+    {"--serve", NUMBER, AT(serve), 0, 3, 1 << 20,
+     "FD  answer gemctld on this open socket until it closes"},
     {"--check-weights", FLAG, AT(check_weights), 0, 0, 0, "check the weights' checksum too"},
     {"--version", FLAG, AT(version), 0, 0, 0, "print the version, and end"},
     {"--help", FLAG, AT(help), 0, 0, 0, "or -h: print this, and end"},
@@ -327,7 +330,8 @@ static int parse(int argc, char **argv, options *o)
     if (!o->path) {
         return usage("MODEL.gembin", "no file given");
     }
-    if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights || o->tune) {
+    if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights || o->tune ||
+        o->serve) {
         return 0;
     }
     fprintf(stderr, "gemrun: %s: nothing to do; try --prompt TEXT, --interactive or --info\n",
@@ -857,7 +861,8 @@ static int run(int argc, char **argv)
     const tuning known = tune_read();
     tune_apply(&known, &c);
     gemrun_context_t *ctx = NULL;
-    gemrun_status st = gemrun_open(&ctx, o.path, &c);
+    gemrun_status st = o.serve ? (gemrun_status)gs_serve((int)o.serve, o.path, &c)
+                               : gemrun_open(&ctx, o.path, &c);
     if (st != GEMRUN_OK) {
         return load_failed(&o, st);
     }

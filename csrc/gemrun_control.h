@@ -1,0 +1,94 @@
+/* gemrun_control.h: a model behind a handle, that can be replaced while it is in use, and a channel
+ * through which gemctld sees and steers it. Off unless a program uses it: link gemrun_control.
+ *
+ *     gemrun_handle_t *h;
+ *     if (gemrun_handle_open(&h, "model.gembin", NULL) != GEMRUN_OK) ..
+ *     gemrun_attach(h, "/run/gemctl/gemctl.sock", "agv-commands");    (optional)
+ *     n = gemrun_handle_chat(h, messages, count, NULL, tokens);       (any thread; one at a time)
+ *     gemrun_replace(h, "better.gembin", NULL, NULL);                 (any other thread)
+ *     gemrun_handle_close(h);
+ *
+ * A request keeps the model that it began with. A replacement is opened, tested and warmed beside
+ * the model in use; then the handle's pointer is exchanged, and the old model is closed after its
+ * last request. If anything fails, the model in use stays. Threads: every call may come from any
+ * thread, but for close, which comes last. Errors: as in gemrun.h, gemrun_last_error() has the
+ * sentence. These calls allocate, open files and take locks; a step takes one lock, for its pace. */
+#ifndef GEMRUN_CONTROL_H
+#define GEMRUN_CONTROL_H
+#include "gemrun.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gemrun_handle gemrun_handle_t;
+
+/* How to replace. Zeroed: the handle's configuration, both checks, no warm-up. */
+typedef struct gemrun_replacement {
+    uint32_t size;                 /* sizeof(gemrun_replacement) */
+    uint32_t allow_layout_change;  /* 1: another context length or KV type is no reason to refuse */
+    uint32_t skip_tests;           /* 1: do not replay the stored test vectors */
+    uint32_t check_weights;        /* 1: check the weights' checksum too */
+    const char *warmup_prompt;     /* one token is generated for it; NULL: none */
+} gemrun_replacement;
+
+typedef struct gemrun_replace_times { /* milliseconds */
+    uint32_t size;                 /* sizeof(gemrun_replace_times), set by the caller */
+    uint32_t tests;                /* test vectors that passed */
+    double open_ms, test_ms, warmup_ms, flip_ms;
+} gemrun_replace_times;
+
+typedef struct gemrun_handle_stats {
+    uint32_t size;                 /* sizeof(gemrun_handle_stats), set by the caller */
+    uint32_t enabled, attached, active; /* active: requests inside */
+    uint32_t duty;                 /* of the time that steps may take, 1..1000 thousandths */
+    uint32_t threads;              /* at most this many; 0: as opened */
+    uint64_t requests, failed, replaced, steps; /* since open */
+    gemrun_stats last;             /* of the last request; size 0 before the first */
+} gemrun_handle_stats;
+
+/* The path is kept: after a disable the model is opened from it again. */
+GEMRUN_API gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
+                                            const gemrun_config *config);
+/* Waits for the requests inside; later ones are the caller's mistake. Detaches. NULL is fine. */
+GEMRUN_API void gemrun_handle_close(gemrun_handle_t *h);
+
+/* As gemrun_generate and gemrun_chat, on the model in use; waits for a request before it. Request
+ * NULL: the artifact's defaults. GEMRUN_E_STATE while disabled. A request's own on_step still runs,
+ * before the handle's pace. */
+GEMRUN_API int32_t gemrun_handle_generate(gemrun_handle_t *h, const char *prompt,
+                                          const gemrun_request *request, int32_t *tokens);
+GEMRUN_API int32_t gemrun_handle_chat(gemrun_handle_t *h, const gemrun_message *messages,
+                                      size_t count, const gemrun_request *request,
+                                      int32_t *tokens);
+GEMRUN_API void gemrun_handle_cancel(gemrun_handle_t *h); /* the request inside, if there is one */
+
+/* Any other work on the model in use: `run` has it to itself until it returns, and `paced` to hand
+ * on as its request. Returns what it returns. */
+typedef int32_t (*gemrun_run_fn)(gemrun_context_t *ctx, const gemrun_request *paced, void *arg);
+GEMRUN_API int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request,
+                                     gemrun_run_fn run, void *arg);
+
+/* options and times may be NULL. GEMRUN_E_CONTEXT: the layout differs and may not. */
+GEMRUN_API gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
+                                        const gemrun_replacement *options,
+                                        gemrun_replace_times *times);
+/* Free the model's memory after its last request; open it again, from the newest path. */
+GEMRUN_API gemrun_status gemrun_handle_disable(gemrun_handle_t *h);
+GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt);
+
+/* Pace: steps take at most duty/1000 of the time, idle time between requests counted up to a fifth
+ * of a second. duty 0: no step until it is raised. threads 0: as opened. Takes effect at the next
+ * step, wakes a sleeping one. */
+GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads);
+GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out);
+
+/* Let the daemon at `socket` see and steer this handle under `name`; a thread of its own keeps the
+ * connection, and makes it again when the daemon restarts. Inference never waits for it. */
+GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
+GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

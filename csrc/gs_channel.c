@@ -1,0 +1,716 @@
+/* gs_channel.c: see gs_channel.h. One thread reads frames and answers what is quick, so that a
+ * heartbeat never waits for a token; requests run on the thread that called gs_serve. */
+#define _GNU_SOURCE
+#include "gs_channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "gs_handle.h"
+#include "gs_json.h"
+
+#define MS 1000000
+enum { NAME = 65, MESSAGES = 64, STOPS = 8, RETRY_MS = 500, RETRY_MOST_MS = 10000,
+       EXIT_BROKEN = 8 };
+
+typedef struct gs_frame { /* a frame, and what was read in it */
+    gs_json json;
+    char bytes[GS_FRAME + 1];
+} gs_frame;
+
+typedef struct gs_channel {
+    gemrun_handle_t *h;
+    int fd;                  /* -1: not connected */
+    bool serving;            /* the daemon's own worker: it may generate, and ends with it */
+    bool stop, connected;    /* detach; a daemon is there. Under the handle's lock */
+    bool broken;             /* the daemon sent what is no frame */
+    pthread_t thread;
+    pthread_mutex_t writing; /* guards out, and the fd while it is written to */
+    gs_out out;
+    gs_frame *frame;         /* the newest */
+    gs_frame *job;           /* of the request that runs; swapped with frame */
+    bool waiting;            /* job is to be run; under the handle's lock */
+    bool busy;               /* a job waits or runs; under the handle's lock */
+    uint64_t job_id;
+    double open_ms;
+    int wake[2];             /* a pipe that ends a wait for the daemon */
+    char socket[sizeof((struct sockaddr_un *)0)->sun_path], name[NAME];
+} gs_channel;
+
+static const char *const finishes[] = {"none",         "stop_id",      "stop_string",
+                                       "max_tokens",   "context_full", "cancelled",
+                                       "deadline",     "callback",     "error"};
+
+/* ---- frames ---- */
+
+static bool send_all(int fd, const uint8_t *bytes, size_t size)
+{
+    while (size > 0) {
+        ssize_t n = send(fd, bytes, size, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        bytes += n;
+        size -= (size_t)n;
+    }
+    return true;
+}
+
+static bool read_all(int fd, void *to, size_t size)
+{
+    for (char *at = to; size > 0;) {
+        ssize_t n = read(fd, at, size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        at += n;
+        size -= (size_t)n;
+    }
+    return true;
+}
+
+/* The next frame, parsed. False: the peer is gone, or sent what is no frame. */
+static bool receive(gs_channel *c)
+{
+    uint8_t head[4];
+    if (!read_all(c->fd, head, sizeof head))
+        return false;
+    size_t size = (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
+                  (size_t)head[3] << 24;
+    c->broken = size == 0 || size > GS_FRAME;
+    if (c->broken || !read_all(c->fd, c->frame->bytes, size))
+        return false;
+    c->broken = !gs_parse(&c->frame->json, c->frame->bytes, size) ||
+                c->frame->json.values[0].kind != GS_OBJECT;
+    return !c->broken;
+}
+
+/* Begin an event; the channel's writer is this thread's until send_event. */
+static gs_out *begin(gs_channel *c, const char *event)
+{
+    pthread_mutex_lock(&c->writing);
+    gs_begin(&c->out, event);
+    return &c->out;
+}
+
+static bool send_event(gs_channel *c)
+{
+    gs_end(&c->out);
+    bool good = c->fd >= 0 && send_all(c->fd, c->out.bytes, c->out.size);
+    pthread_mutex_unlock(&c->writing);
+    return good;
+}
+
+static void put(gs_out *o, const char *key, const char *text)
+{
+    gs_text(o, key, text ? text : "", text ? strlen(text) : 0);
+}
+
+static bool send_error(gs_channel *c, uint64_t id, int32_t code, const char *text)
+{
+    gs_out *o = begin(c, "error");
+    gs_whole(o, "id", id);
+    gs_signed(o, "code", code);
+    put(o, "text", text);
+    return send_event(c);
+}
+
+/* ---- values of a frame ---- */
+
+static uint64_t whole_of(const gs_frame *f, const char *key, uint64_t most, uint64_t otherwise)
+{
+    const gs_value *v = gs_get(&f->json, f->json.values, key);
+    return v && v->is_whole && v->whole <= most ? v->whole : otherwise;
+}
+
+static const char *text_of(const gs_frame *f, const char *key)
+{
+    const gs_value *v = gs_get(&f->json, f->json.values, key);
+    return v && v->kind == GS_STRING ? v->text : NULL;
+}
+
+static uint64_t id_of(const gs_frame *f)
+{
+    return whole_of(f, "id", UINT64_MAX, 0);
+}
+
+/* ---- requests (gemrun --serve) ---- */
+
+typedef enum field_kind { WHOLE32, WHOLE64, REAL, FLAG, MILLISECONDS } field_kind;
+
+#define AT(field) offsetof(gemrun_request, field)
+static const struct field {
+    const char *key;
+    field_kind kind;
+    size_t at;
+} fields[] = {{"max_tokens", WHOLE32, AT(max_tokens)},
+              {"temperature", REAL, AT(temperature)},
+              {"top_k", WHOLE32, AT(top_k)},
+              {"top_p", REAL, AT(top_p)},
+              {"min_p", REAL, AT(min_p)},
+              {"repetition_penalty", REAL, AT(repetition_penalty)},
+              {"seed", WHOLE64, AT(seed)},
+              {"deadline_ms", MILLISECONDS, AT(deadline_ns)},
+              {"ignore_stop_ids", FLAG, AT(ignore_stop_ids)},
+              {"speculate", WHOLE32, AT(speculate)}};
+
+typedef struct job { /* a request as the engine takes it; strings lie in the job's frame */
+    gs_channel *c;
+    const char *prompt, *stops[STOPS];
+    gemrun_message messages[MESSAGES];
+    size_t count;
+    gemrun_request q;
+    gemrun_stats s;
+    bool lost; /* nobody reads its text */
+} job;
+
+static bool set_field(gemrun_request *q, const struct field *f, const gs_value *v)
+{
+    char *to = (char *)q + f->at;
+    bool number = v->kind == GS_NUMBER, small = v->is_whole && v->whole <= UINT32_MAX;
+    switch (f->kind) {
+    case WHOLE32:
+        *(uint32_t *)(void *)to = (uint32_t)v->whole;
+        return small;
+    case WHOLE64:
+        *(uint64_t *)(void *)to = v->whole;
+        return v->is_whole;
+    case MILLISECONDS:
+        *(uint64_t *)(void *)to = v->whole * MS;
+        return small;
+    case REAL:
+        *(float *)(void *)to = (float)v->number;
+        return number;
+    default:
+        *(uint32_t *)(void *)to = v->kind == GS_TRUE;
+        return v->kind == GS_TRUE || v->kind == GS_FALSE;
+    }
+}
+
+static const char *take_messages(job *j, const gs_json *json, const gs_value *list)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    if (list->kind != GS_ARRAY || !list->first)
+        return "messages: no list of objects";
+    for (const gs_value *m = gs_first(json, list); m; m = gs_next(json, m)) {
+        const gs_value *role = gs_get(json, m, "role"), *text = gs_get(json, m, "text");
+        uint32_t r = 0;
+        if (j->count == MESSAGES)
+            return "messages: more than 64";
+        if (!role || role->kind != GS_STRING || !text || text->kind != GS_STRING)
+            return "messages: no role or no text";
+        while (r < 3 && strcmp(role->text, roles[r]) != 0)
+            r++;
+        if (r == 3)
+            return "messages: a role is not system, user or assistant";
+        j->messages[j->count++] = (gemrun_message){(gemrun_role)r, text->text};
+    }
+    return NULL;
+}
+
+static const char *take_stops(job *j, const gs_json *json, const gs_value *list)
+{
+    for (const gs_value *v = gs_first(json, list); v; v = gs_next(json, v)) {
+        if (v->kind != GS_STRING || j->q.stop_string_count == STOPS)
+            return "stop: no list of up to 8 texts";
+        j->stops[j->q.stop_string_count++] = v->text;
+    }
+    j->q.stop_strings = j->stops;
+    return NULL;
+}
+
+/* The request in a frame; what is not in it keeps the artifact's default. Returns what is wrong,
+ * or NULL. */
+static const char *take_request(job *j, const gs_frame *f)
+{
+    const gs_json *json = &f->json;
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        const gs_value *v = gs_get(json, json->values, fields[i].key);
+        if (v && !set_field(&j->q, &fields[i], v))
+            return fields[i].key;
+    }
+    j->q.seed_set = gs_get(json, json->values, "seed") != NULL;
+    const gs_value *stop = gs_get(json, json->values, "stop");
+    const gs_value *messages = gs_get(json, json->values, "messages");
+    const char *wrong = stop ? take_stops(j, json, stop) : NULL;
+    j->prompt = text_of(f, "prompt");
+    if (!wrong && !j->prompt == !messages)
+        return "prompt: one of prompt and messages is needed";
+    return wrong || !messages ? wrong : take_messages(j, json, messages);
+}
+
+static int on_text(void *user, int32_t token, const char *text, size_t size)
+{
+    job *j = user;
+    gs_out *o = begin(j->c, "token");
+    gs_whole(o, "id", j->c->job_id);
+    gs_signed(o, "token", token);
+    gs_text(o, "text", text, size);
+    j->lost = !send_event(j->c);
+    return j->lost;
+}
+
+static int32_t run_generate(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
+{
+    job *j = arg;
+    gemrun_request q = gemrun_request_default(ctx);
+    void *user = paced->user;
+    gemrun_step_fn on_step = paced->on_step;
+    gemrun_text_fn hear = paced->on_text;
+    j->q = q;
+    const char *wrong = take_request(j, j->c->job);
+    if (wrong)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "request", wrong);
+    j->q.user = user;
+    j->q.on_step = on_step;
+    j->q.on_text = hear;
+    int32_t n = j->count > 0 ? gemrun_chat(ctx, j->messages, j->count, &j->q, NULL)
+                             : gemrun_generate(ctx, j->prompt, &j->q, NULL);
+    j->s.size = sizeof j->s;
+    if (n >= 0)
+        gemrun_get_stats(ctx, &j->s);
+    if (whole_of(j->c->job, "reset", 1, 0) == 1)
+        gemrun_reset_kv_cache(ctx);
+    return n;
+}
+
+static int32_t run_tests(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
+{
+    (void)paced, (void)arg;
+    return gemrun_run_tests(ctx);
+}
+
+static int32_t run_reset(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
+{
+    (void)paced, (void)arg;
+    gemrun_reset_kv_cache(ctx);
+    return 0;
+}
+
+static void put_run(gs_out *o, const gemrun_stats *s)
+{
+    put(o, "finish", finishes[s->finish]);
+    gs_whole(o, "prompt_tokens", s->prompt_tokens);
+    gs_whole(o, "generated_tokens", s->generated_tokens);
+    gs_real(o, "ttft_ms", s->ttft_ms);
+    gs_real(o, "prefill_tps", s->prefill_tps);
+    gs_real(o, "decode_tps", s->decode_tps);
+    gs_real(o, "decode_max_ms", s->decode_max_ms);
+    gs_whole(o, "kv_used", s->kv_used);
+    gs_whole(o, "kv_size", s->kv_size);
+    gs_whole(o, "drafted", s->drafted);
+    gs_whole(o, "accepted", s->accepted);
+    gs_whole(o, "nonfinite_errors", s->nonfinite_errors);
+}
+
+static void run_job(gs_channel *c)
+{
+    job j = {.c = c};
+    uint64_t id = c->job_id;
+    const char *op = text_of(c->job, "op");
+    bool tests = strcmp(op, "test") == 0, generate = strcmp(op, "generate") == 0;
+    gemrun_request ours = {.size = sizeof ours, .on_text = on_text, .user = &j};
+    int32_t n = gemrun_handle_run(c->h, &ours, generate ? run_generate
+                                               : tests  ? run_tests
+                                                        : run_reset, &j);
+    pthread_mutex_lock(&c->h->lock);
+    c->busy = false; /* before the answer: the daemon sends the next one as soon as it has it */
+    pthread_mutex_unlock(&c->h->lock);
+    if (n < 0) {
+        send_error(c, id, n, gemrun_last_error());
+        return;
+    }
+    gs_out *o = begin(c, generate ? "done" : tests ? "tested" : "reset");
+    gs_whole(o, "id", id);
+    if (generate)
+        put_run(o, &j.s);
+    else if (tests)
+        gs_whole(o, "passed", (uint64_t)n);
+    send_event(c);
+}
+
+/* ---- what is answered at once ---- */
+
+static void answer_ping(gs_channel *c)
+{
+    gemrun_handle_t *h = c->h;
+    pthread_mutex_lock(&h->lock);
+    bool busy = c->serving ? c->busy : h->running > 0, asleep = h->asleep;
+    uint64_t steps = h->steps;
+    pthread_mutex_unlock(&h->lock);
+    gs_out *o = begin(c, "pong");
+    gs_whole(o, "n", whole_of(c->frame, "n", UINT64_MAX, 0));
+    gs_bool(o, "busy", busy);
+    gs_bool(o, "asleep", asleep);
+    gs_whole(o, "steps", steps);
+    send_event(c);
+}
+
+static void answer_pace(gs_channel *c)
+{
+    const gs_value *duty = gs_get(&c->frame->json, c->frame->json.values, "duty");
+    uint32_t threads = (uint32_t)whole_of(c->frame, "threads", 8, 0);
+    bool good = duty && duty->kind == GS_NUMBER && duty->number >= 0 && duty->number <= 1;
+    double share = good ? duty->number * 1000 : 0;
+    uint32_t thousandths = share > 0 && share < 1 ? 1 : (uint32_t)(share + 0.5);
+    if (!good || gemrun_handle_pace(c->h, thousandths, threads) != GEMRUN_OK) {
+        send_error(c, id_of(c->frame), GEMRUN_E_ARGUMENT, "pace: duty is no number of 0 to 1");
+        return;
+    }
+    gs_out *o = begin(c, "pace");
+    gs_whole(o, "id", id_of(c->frame));
+    gs_real(o, "duty", (double)thousandths / 1000);
+    gs_whole(o, "threads", threads);
+    send_event(c);
+}
+
+static void answer_stats(gs_channel *c)
+{
+    gemrun_handle_stats s = {.size = sizeof s};
+    gemrun_handle_get_stats(c->h, &s);
+    gs_out *o = begin(c, "stats");
+    gs_whole(o, "id", id_of(c->frame));
+    gs_bool(o, "enabled", s.enabled != 0);
+    gs_whole(o, "active", s.active);
+    gs_real(o, "duty", (double)s.duty / 1000);
+    gs_whole(o, "threads", s.threads);
+    gs_whole(o, "requests", s.requests);
+    gs_whole(o, "failed", s.failed);
+    gs_whole(o, "replaced", s.replaced);
+    gs_whole(o, "steps", s.steps);
+    if (s.last.size > 0)
+        put_run(o, &s.last);
+    send_event(c);
+}
+
+static void answer_replace(gs_channel *c)
+{
+    gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(c->frame, "warmup_prompt")};
+    gemrun_replace_times t = {.size = sizeof t};
+    const char *path = text_of(c->frame, "path");
+    o.allow_layout_change = (uint32_t)whole_of(c->frame, "allow_layout_change", 1, 0);
+    gemrun_status st = gemrun_replace(c->h, path, &o, &t);
+    if (st != GEMRUN_OK) {
+        send_error(c, id_of(c->frame), st, gemrun_last_error());
+        return;
+    }
+    gs_out *out = begin(c, "replaced");
+    gs_whole(out, "id", id_of(c->frame));
+    gs_whole(out, "tests", t.tests);
+    gs_real(out, "open_ms", t.open_ms);
+    gs_real(out, "test_ms", t.test_ms);
+    gs_real(out, "warmup_ms", t.warmup_ms);
+    gs_real(out, "flip_ms", t.flip_ms);
+    send_event(c);
+}
+
+static void answer_enable(gs_channel *c)
+{
+    bool on = strcmp(text_of(c->frame, "op"), "enable") == 0;
+    gemrun_status st = on ? gemrun_handle_enable(c->h, text_of(c->frame, "warmup_prompt"))
+                          : gemrun_handle_disable(c->h);
+    if (st != GEMRUN_OK) {
+        send_error(c, id_of(c->frame), st, gemrun_last_error());
+        return;
+    }
+    gs_out *o = begin(c, on ? "enabled" : "disabled");
+    gs_whole(o, "id", id_of(c->frame));
+    send_event(c);
+}
+
+static void answer_cancel(gs_channel *c)
+{
+    pthread_mutex_lock(&c->h->lock);
+    bool meant = !c->serving || (c->busy && c->job_id == id_of(c->frame));
+    pthread_mutex_unlock(&c->h->lock);
+    if (meant)
+        gemrun_handle_cancel(c->h);
+}
+
+/* Hand the frame over as the next job; its buffer is the job's from now on. */
+static void start_job(gs_channel *c)
+{
+    gemrun_handle_t *h = c->h;
+    pthread_mutex_lock(&h->lock);
+    bool taken = c->busy || !c->serving;
+    if (!taken) {
+        gs_frame *free_one = c->job;
+        c->job = c->frame;
+        c->frame = free_one;
+        c->job_id = id_of(c->job);
+        c->waiting = c->busy = true;
+        pthread_cond_broadcast(&h->changed);
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (taken)
+        send_error(c, id_of(c->frame), GEMRUN_E_BUSY, "a request runs here; send it later");
+}
+
+static const struct op {
+    const char *name;
+    void (*answer)(gs_channel *c);
+} ops[] = {{"ping", answer_ping},       {"pace", answer_pace},       {"stats", answer_stats},
+           {"cancel", answer_cancel},   {"generate", start_job},     {"test", start_job},
+           {"reset", start_job},        {"replace", answer_replace}, {"enable", answer_enable},
+           {"disable", answer_enable}};
+
+/* Answer frames until the daemon is gone. */
+static void converse(gs_channel *c)
+{
+    while (receive(c)) {
+        const char *op = text_of(c->frame, "op");
+        size_t i = 0, n = sizeof ops / sizeof ops[0];
+        while (i < n && (!op || strcmp(op, ops[i].name) != 0))
+            i++;
+        if (i < n)
+            ops[i].answer(c);
+        else
+            send_error(c, id_of(c->frame), GEMRUN_E_ARGUMENT, "an unknown op");
+    }
+}
+
+static void send_ready(gs_channel *c)
+{
+    pthread_mutex_lock(&c->h->lock);
+    gs_facts f = c->h->facts;
+    bool enabled = c->h->model != NULL;
+    pthread_mutex_unlock(&c->h->lock);
+    gs_out *o = begin(c, "ready");
+    put(o, "name", f.name);
+    put(o, "family", f.family);
+    put(o, "target", f.target);
+    put(o, "kernel", f.kernel);
+    put(o, "version", gemrun_version());
+    gs_whole(o, "pid", (uint64_t)getpid());
+    gs_whole(o, "context", f.context);
+    gs_whole(o, "kv_size", f.kv_size);
+    gs_whole(o, "kv_type", f.kv_type);
+    gs_bool(o, "has_chat", f.has_chat != 0);
+    gs_whole(o, "threads", f.threads);
+    gs_whole(o, "ram_total", f.ram_total);
+    gs_whole(o, "ram_kv", f.ram_kv);
+    gs_bool(o, "enabled", enabled);
+    gs_real(o, "open_ms", c->open_ms);
+    send_event(c);
+}
+
+/* ---- the daemon's own worker ---- */
+
+static void *serve_frames(void *arg)
+{
+    gs_channel *c = arg;
+    converse(c);
+    _exit(c->broken ? EXIT_BROKEN : 0); /* the daemon is gone: a worker without one has no work, whatever it does now */
+}
+
+static void free_channel(gs_channel *c)
+{
+    if (!c)
+        return;
+    for (int i = 0; i < 2; i++)
+        if (c->wake[i] >= 0)
+            close(c->wake[i]);
+    pthread_mutex_destroy(&c->writing);
+    free(c->frame);
+    free(c->job);
+    free(c);
+}
+
+static gs_channel *new_channel(gemrun_handle_t *h, int fd)
+{
+    gs_channel *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    pthread_mutex_init(&c->writing, NULL);
+    c->h = h;
+    c->fd = fd;
+    c->wake[0] = c->wake[1] = -1;
+    c->frame = malloc(sizeof *c->frame);
+    c->job = malloc(sizeof *c->job);
+    if (c->frame && c->job)
+        return c;
+    free_channel(c);
+    return NULL;
+}
+
+int32_t gs_serve(int fd, const char *path, const gemrun_config *config)
+{
+    gemrun_handle_t *h = NULL;
+    gs_channel *c = new_channel(NULL, fd);
+    uint64_t start = gs_now();
+    gemrun_status st = c ? gemrun_handle_open(&h, path, config)
+                         : gs_refuse(GEMRUN_E_MAP, path, "no memory left for a channel; free some");
+    if (st != GEMRUN_OK) {
+        if (c)
+            send_error(c, 0, st, gemrun_last_error());
+        free_channel(c);
+        return st;
+    }
+    c->h = h;
+    c->serving = true;
+    c->open_ms = (double)(gs_now() - start) / MS;
+    send_ready(c);
+    if (pthread_create(&c->thread, NULL, serve_frames, c) != 0)
+        _exit(1);
+    for (;;) { /* until serve_frames ends the process */
+        pthread_mutex_lock(&h->lock);
+        while (!c->waiting)
+            pthread_cond_wait(&h->changed, &h->lock);
+        c->waiting = false;
+        pthread_mutex_unlock(&h->lock);
+        run_job(c);
+    }
+}
+
+/* ---- an attached program ---- */
+
+bool gs_attached(const gemrun_handle_t *h)
+{
+    return h->channel && h->channel->connected;
+}
+
+static void set_connected(gs_channel *c, int fd)
+{
+    pthread_mutex_lock(&c->writing);
+    int old = c->fd;
+    c->fd = fd;
+    pthread_mutex_unlock(&c->writing);
+    if (old >= 0 && fd < 0)
+        close(old);
+    pthread_mutex_lock(&c->h->lock);
+    c->connected = fd >= 0;
+    pthread_mutex_unlock(&c->h->lock);
+}
+
+/* Skip the daemon's answer to the first line. False: it is gone, or refuses. */
+static bool welcomed(int fd)
+{
+    char reply[512];
+    for (size_t n = 0; n < sizeof reply - 1; n++) {
+        if (!read_all(fd, reply + n, 1))
+            return false;
+        if (reply[n] == '\n') {
+            reply[n] = 0;
+            return strstr(reply, "\"result\"") != NULL;
+        }
+    }
+    return false;
+}
+
+/* Connected and known to the daemon under our name, or -1. */
+static int reach_daemon(const gs_channel *c)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    char line[160];
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memcpy(to.sun_path, c->socket, sizeof to.sun_path);
+    int n = snprintf(line, sizeof line, "{\"v\":1,\"id\":\"1\",\"method\":\"attach\",\"params\":"
+                     "{\"name\":\"%s\"}}\n", c->name);
+    bool good = fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
+                send_all(fd, (const uint8_t *)line, (size_t)n) && welcomed(fd);
+    if (!good && fd >= 0)
+        close(fd);
+    return good ? fd : -1;
+}
+
+/* Wait, but not for a detach. */
+static void rest(const gs_channel *c, int ms)
+{
+    struct pollfd p = {.fd = c->wake[0], .events = POLLIN};
+    poll(&p, 1, ms);
+}
+
+static bool stopped(gs_channel *c)
+{
+    pthread_mutex_lock(&c->h->lock);
+    bool stop = c->stop;
+    pthread_mutex_unlock(&c->h->lock);
+    return stop;
+}
+
+static void *stay_attached(void *arg)
+{
+    gs_channel *c = arg;
+    for (int wait = RETRY_MS; !stopped(c);) {
+        int fd = reach_daemon(c);
+        if (fd < 0) {
+            rest(c, wait);
+            wait = wait * 2 < RETRY_MOST_MS ? wait * 2 : RETRY_MOST_MS;
+            continue;
+        }
+        wait = RETRY_MS;
+        set_connected(c, fd);
+        if (!stopped(c)) {
+            send_ready(c);
+            converse(c);
+        }
+        set_connected(c, -1);
+    }
+    return NULL;
+}
+
+static bool is_name(const char *name)
+{
+    size_t n = name ? strlen(name) : 0;
+    bool good = n > 0 && n < NAME && name[0] != '.' && name[0] != '_' && name[0] != '-';
+    return good && strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789._-") == n;
+}
+
+gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name)
+{
+    gs_channel *c = NULL;
+    if (!h || !socket || strlen(socket) >= sizeof c->socket)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_attach",
+                         "no handle, or a socket's path of none or over 107 bytes; shorten it");
+    if (!is_name(name))
+        return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_attach",
+                         "a name has 1 to 64 of a-z, 0-9, '.', '_' and '-'; choose another");
+    if (h->channel)
+        return gs_refuse(GEMRUN_E_STATE, "gemrun_attach", "attached already; detach first");
+    c = new_channel(h, -1);
+    if (!c || pipe2(c->wake, O_CLOEXEC) != 0) {
+        free_channel(c);
+        return gs_refuse(GEMRUN_E_MAP, "gemrun_attach", "no memory or descriptor left; free some");
+    }
+    memcpy(c->socket, socket, strlen(socket) + 1);
+    memcpy(c->name, name, strlen(name) + 1);
+    pthread_mutex_lock(&h->lock);
+    h->channel = c;
+    pthread_mutex_unlock(&h->lock);
+    if (pthread_create(&c->thread, NULL, stay_attached, c) != 0) {
+        h->channel = NULL;
+        free_channel(c);
+        return gs_refuse(GEMRUN_E_MAP, "gemrun_attach", "no thread left; raise the limit");
+    }
+    return GEMRUN_OK;
+}
+
+void gemrun_detach(gemrun_handle_t *h)
+{
+    gs_channel *c = h ? h->channel : NULL;
+    if (!c)
+        return;
+    pthread_mutex_lock(&h->lock);
+    c->stop = true;
+    pthread_mutex_unlock(&h->lock);
+    ssize_t woken = write(c->wake[1], "", 1);
+    pthread_mutex_lock(&c->writing);
+    if (c->fd >= 0)
+        shutdown(c->fd, SHUT_RDWR);
+    pthread_mutex_unlock(&c->writing);
+    pthread_join(c->thread, NULL);
+    pthread_mutex_lock(&h->lock);
+    h->channel = NULL;
+    pthread_mutex_unlock(&h->lock);
+    (void)woken; /* the pipe is empty, and its other end open */
+    free_channel(c);
+}

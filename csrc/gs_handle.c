@@ -1,0 +1,477 @@
+/* gs_handle.c: a model behind a handle: requests, pace, replacement (gemrun_control.h). */
+#define _POSIX_C_SOURCE 200809L
+#include "gs_handle.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gr_port.h"
+
+#define MS 1000000
+enum { FULL_DUTY = 1000, MOST_THREADS = 8 };
+static const int64_t MOST_CREDIT = 200 * MS, MOST_DEBT = 10000LL * MS;
+
+uint64_t gs_now(void)
+{
+    return gr_port_now();
+}
+
+gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what)
+{
+    size_t capacity;
+    char *text = gr_port_text(&capacity);
+    snprintf(text, capacity, "%s: %s", object, what);
+    return code;
+}
+
+static double ms_since(uint64_t start)
+{
+    return (double)(gs_now() - start) / MS;
+}
+
+/* ---- pace: under the handle's lock ---- */
+
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Sleep that a step of `busy` nanoseconds asks for; duty is above 0. */
+static int64_t sleep_of(const gs_pace *p, uint64_t busy)
+{
+    return (int64_t)(busy * (FULL_DUTY - p->duty) / p->duty);
+}
+
+/* Time without a request counts as sleep, but not without end: no burst follows a long pause. */
+static void begin_request(gs_pace *p)
+{
+    uint64_t now = gs_now();
+    p->owed = clamp(p->owed - (int64_t)(now - p->since), -MOST_CREDIT, MOST_DEBT);
+    p->since = now;
+}
+
+static void end_request(gs_pace *p)
+{
+    uint64_t now = gs_now();
+    if (p->duty > 0)
+        p->owed = clamp(p->owed + sleep_of(p, now - p->since), -MOST_CREDIT, MOST_DEBT);
+    p->since = now;
+}
+
+static void wait_until(gemrun_handle_t *h, uint64_t when)
+{
+    struct timespec t = {.tv_sec = (time_t)(when / 1000000000u),
+                         .tv_nsec = (long)(when % 1000000000u)};
+    pthread_cond_timedwait(&h->changed, &h->lock, &t);
+}
+
+/* Sleep for the step that just ended. A new duty counts from there; a cancel ends the sleep. */
+static void keep_pace(gemrun_handle_t *h, const gs_model *m)
+{
+    gs_pace *p = &h->pace;
+    uint64_t ended = gs_now(), busy = ended - p->since;
+    int64_t before = p->owed, slept = 0;
+    for (;;) {
+        int64_t owed = p->duty > 0 ? before + sleep_of(p, busy) : INT64_MAX;
+        slept = (int64_t)(gs_now() - ended);
+        if (m->cancelled || h->closing || owed <= slept) {
+            p->owed = clamp(p->duty > 0 ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
+            break;
+        }
+        h->asleep = true;
+        wait_until(h, p->duty > 0 ? ended + (uint64_t)owed : gs_now() + 1000000000u);
+    }
+    h->asleep = false;
+    p->since = gs_now();
+}
+
+/* ---- requests ---- */
+
+typedef struct ride { /* a request on its way, and the caller's own callbacks */
+    gemrun_handle_t *h;
+    gs_model *model;
+    const gemrun_request *from;
+} ride;
+
+static int on_text(void *user, int32_t token, const char *text, size_t size)
+{
+    const ride *r = user;
+    return r->from->on_text(r->from->user, token, text, size);
+}
+
+static int on_step(void *user, uint32_t *threads)
+{
+    const ride *r = user;
+    gemrun_handle_t *h = r->h;
+    if (r->from && r->from->on_step && r->from->on_step(r->from->user, threads) != 0)
+        return 1;
+    pthread_mutex_lock(&h->lock);
+    h->steps++;
+    keep_pace(h, r->model);
+    uint32_t most = h->pace.threads;
+    *threads = most > 0 && (*threads == 0 || most < *threads) ? most : *threads;
+    if (r->model->cancelled || h->closing)
+        gemrun_cancel(r->model->ctx);
+    pthread_mutex_unlock(&h->lock);
+    return 0;
+}
+
+static void free_model(gs_model *m)
+{
+    if (m) {
+        gemrun_destroy(m->ctx);
+        free(m);
+    }
+}
+
+/* The model in use, for the caller alone; NULL: disabled. Who waits for one that is replaced
+ * meanwhile has not begun, and takes the new one. */
+static gs_model *take(gemrun_handle_t *h)
+{
+    gs_model *m;
+    pthread_mutex_lock(&h->lock);
+    while ((m = h->closing ? NULL : h->model) && m->taken)
+        pthread_cond_wait(&h->changed, &h->lock);
+    if (m) {
+        m->taken = true;
+        m->cancelled = false;
+        h->running++;
+        begin_request(&h->pace);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return m;
+}
+
+static void give_back(gemrun_handle_t *h, gs_model *m, const gemrun_stats *s, bool failed)
+{
+    pthread_mutex_lock(&h->lock);
+    end_request(&h->pace);
+    m->taken = false;
+    h->running--;
+    h->requests++;
+    h->failed += failed;
+    if (s)
+        h->last = *s;
+    bool last = m->retired;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    if (last)
+        free_model(m);
+}
+
+int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request, gemrun_run_fn run,
+                          void *arg)
+{
+    if (!h || !run)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
+    ride r = {.h = h, .model = take(h), .from = request};
+    if (!r.model)
+        return gs_refuse(GEMRUN_E_STATE, "handle", "the model is disabled; enable it");
+    gemrun_request q = request ? *request : gemrun_request_default(r.model->ctx);
+    gemrun_stats s = {.size = sizeof s};
+    q.on_text = request && request->on_text ? on_text : NULL;
+    q.on_step = on_step;
+    q.user = &r;
+    int32_t n = run(r.model->ctx, &q, arg);
+    bool known = n >= 0 && gemrun_get_stats(r.model->ctx, &s) == GEMRUN_OK;
+    give_back(h, r.model, known ? &s : NULL, n < 0);
+    return n;
+}
+
+typedef struct call { /* arguments of a generate or a chat */
+    const char *prompt;
+    const gemrun_message *messages;
+    size_t count;
+    int32_t *tokens;
+} call;
+
+static int32_t run_call(gemrun_context_t *ctx, const gemrun_request *q, void *arg)
+{
+    const call *c = arg;
+    return c->messages ? gemrun_chat(ctx, c->messages, c->count, q, c->tokens)
+                       : gemrun_generate(ctx, c->prompt, q, c->tokens);
+}
+
+int32_t gemrun_handle_generate(gemrun_handle_t *h, const char *prompt,
+                               const gemrun_request *request, int32_t *tokens)
+{
+    return gemrun_handle_run(h, request, run_call, &(call){.prompt = prompt, .tokens = tokens});
+}
+
+int32_t gemrun_handle_chat(gemrun_handle_t *h, const gemrun_message *messages, size_t count,
+                           const gemrun_request *request, int32_t *tokens)
+{
+    if (!messages)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "messages", "a null pointer; give a conversation");
+    return gemrun_handle_run(h, request, run_call,
+                  &(call){.messages = messages, .count = count, .tokens = tokens});
+}
+
+void gemrun_handle_cancel(gemrun_handle_t *h)
+{
+    if (!h)
+        return;
+    pthread_mutex_lock(&h->lock);
+    if (h->model && h->model->taken) {
+        h->model->cancelled = true;
+        gemrun_cancel(h->model->ctx);
+    }
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- open, replace, close ---- */
+
+static gemrun_status take_facts(gs_model *m)
+{
+    gemrun_info i = {.size = sizeof i};
+    gemrun_stats s = {.size = sizeof s};
+    gemrun_status st = gemrun_get_info(m->ctx, &i);
+    st = st == GEMRUN_OK ? gemrun_get_stats(m->ctx, &s) : st;
+    if (st != GEMRUN_OK)
+        return st;
+    gs_facts *f = &m->facts;
+    *f = (gs_facts){.context = i.context, .kv_size = s.kv_size, .kv_type = i.kv_type,
+                    .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
+                    .ram_kv = s.ram_kv};
+    snprintf(f->name, sizeof f->name, "%s", i.name);
+    snprintf(f->family, sizeof f->family, "%s", i.family);
+    snprintf(f->target, sizeof f->target, "%s", i.target);
+    snprintf(f->kernel, sizeof f->kernel, "%s", i.kernel);
+    return GEMRUN_OK;
+}
+
+static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_weights,
+                            gemrun_status *st)
+{
+    gs_model *m = calloc(1, sizeof *m);
+    gemrun_config c = h->config;
+    c.weights_check = check_weights ? GEMRUN_WEIGHTS_FULL : c.weights_check;
+    if (!m) {
+        *st = gs_refuse(GEMRUN_E_MAP, path, "no memory left for it; free some");
+        return NULL;
+    }
+    *st = gemrun_open(&m->ctx, path, &c);
+    *st = *st == GEMRUN_OK ? take_facts(m) : *st;
+    if (*st == GEMRUN_OK)
+        return m;
+    free_model(m);
+    return NULL;
+}
+
+/* A token, so that every page and table was used once. */
+static gemrun_status warm_up(gs_model *m, const char *prompt)
+{
+    gemrun_request q = gemrun_request_default(m->ctx);
+    q.max_tokens = 1;
+    int32_t n = gemrun_generate(m->ctx, prompt, &q, NULL);
+    gemrun_reset_kv_cache(m->ctx);
+    return n < 0 ? (gemrun_status)n : GEMRUN_OK;
+}
+
+/* Put `m` (NULL: none) in the place of the model in use, whose last request frees it. */
+static void flip(gemrun_handle_t *h, gs_model *m)
+{
+    pthread_mutex_lock(&h->lock);
+    gs_model *old = h->model;
+    bool idle = old && !old->taken;
+    h->model = m;
+    if (m)
+        h->facts = m->facts;
+    if (old)
+        old->retired = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    if (idle)
+        free_model(old);
+}
+
+static bool same_layout(gemrun_handle_t *h, const gs_model *m)
+{
+    pthread_mutex_lock(&h->lock);
+    bool same = h->facts.context == m->facts.context && h->facts.kv_type == m->facts.kv_type;
+    pthread_mutex_unlock(&h->lock);
+    return same;
+}
+
+/* Tests and warm-up of a candidate, timed. */
+static gemrun_status prove(gs_model *m, const gemrun_replacement *o, gemrun_replace_times *t)
+{
+    uint64_t start = gs_now();
+    int32_t n = o->skip_tests ? 0 : gemrun_run_tests(m->ctx);
+    t->test_ms = ms_since(start);
+    t->tests = n > 0 ? (uint32_t)n : 0;
+    start = gs_now();
+    gemrun_status st = n < 0             ? (gemrun_status)n
+                       : o->warmup_prompt ? warm_up(m, o->warmup_prompt)
+                                          : GEMRUN_OK;
+    t->warmup_ms = ms_since(start);
+    return st;
+}
+
+static gemrun_status replace(gemrun_handle_t *h, const char *path, const gemrun_replacement *o,
+                             gemrun_replace_times *t)
+{
+    gemrun_status st;
+    uint64_t start = gs_now();
+    gs_model *m = open_model(h, path, o->check_weights, &st);
+    t->open_ms = ms_since(start);
+    if (!m)
+        return st;
+    if (!o->allow_layout_change && !same_layout(h, m))
+        st = gs_refuse(GEMRUN_E_CONTEXT, path, "its context or KV type differs from the model in "
+                       "use; compile it alike, or allow the layout change");
+    st = st == GEMRUN_OK ? prove(m, o, t) : st;
+    char *kept = st == GEMRUN_OK ? strdup(path) : NULL;
+    if (st == GEMRUN_OK && !kept)
+        st = gs_refuse(GEMRUN_E_MAP, path, "no memory left for its name; free some");
+    if (st != GEMRUN_OK) {
+        free_model(m);
+        return st;
+    }
+    start = gs_now();
+    free(h->path);
+    h->path = kept;
+    flip(h, m);
+    t->flip_ms = ms_since(start);
+    pthread_mutex_lock(&h->lock);
+    h->replaced++;
+    pthread_mutex_unlock(&h->lock);
+    return GEMRUN_OK;
+}
+
+gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
+                             const gemrun_replacement *options, gemrun_replace_times *times)
+{
+    gemrun_replacement o = {.size = sizeof o};
+    gemrun_replace_times t = {.size = sizeof t};
+    bool sized = (!options || options->size == sizeof o) && (!times || times->size == sizeof t);
+    if (!h || !path || !sized)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_replace",
+                         "a null pointer or a wrong size; set size, give a handle and a path");
+    if (options)
+        o = *options;
+    pthread_mutex_lock(&h->changing);
+    gemrun_status st = replace(h, path, &o, &t);
+    pthread_mutex_unlock(&h->changing);
+    if (times)
+        *times = t;
+    return st;
+}
+
+gemrun_status gemrun_handle_disable(gemrun_handle_t *h)
+{
+    if (!h)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
+    pthread_mutex_lock(&h->changing);
+    flip(h, NULL);
+    pthread_mutex_unlock(&h->changing);
+    return GEMRUN_OK;
+}
+
+gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt)
+{
+    if (!h)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
+    gemrun_status st = GEMRUN_OK;
+    pthread_mutex_lock(&h->changing);
+    if (!h->model) { /* only this lock's holder sets it */
+        gs_model *m = open_model(h, h->path, false, &st);
+        st = m && warmup_prompt ? warm_up(m, warmup_prompt) : st;
+        if (st == GEMRUN_OK)
+            flip(h, m);
+        else
+            free_model(m);
+    }
+    pthread_mutex_unlock(&h->changing);
+    return st;
+}
+
+gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads)
+{
+    if (!h || duty > FULL_DUTY || threads > MOST_THREADS)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "pace",
+                         "out of range; use a duty of 0 to 1000 and 0 to 8 threads");
+    pthread_mutex_lock(&h->lock);
+    h->pace.duty = duty;
+    h->pace.threads = threads;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    return GEMRUN_OK;
+}
+
+gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out)
+{
+    if (!h || !out || out->size != sizeof *out)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_handle_get_stats",
+                         "a null pointer or a wrong size; set size");
+    pthread_mutex_lock(&h->lock);
+    *out = (gemrun_handle_stats){.size = sizeof *out,
+                                 .enabled = h->model != NULL,
+                                 .attached = gs_attached(h),
+                                 .active = h->running,
+                                 .duty = h->pace.duty,
+                                 .threads = h->pace.threads,
+                                 .requests = h->requests,
+                                 .failed = h->failed,
+                                 .replaced = h->replaced,
+                                 .steps = h->steps,
+                                 .last = h->last};
+    pthread_mutex_unlock(&h->lock);
+    return GEMRUN_OK;
+}
+
+gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
+                                 const gemrun_config *config)
+{
+    gemrun_status st = GEMRUN_OK;
+    if (!out || !path)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give a place and a path");
+    *out = NULL;
+    gemrun_handle_t *h = calloc(1, sizeof *h);
+    char *kept = h ? strdup(path) : NULL;
+    if (!kept) {
+        free(h);
+        return gs_refuse(GEMRUN_E_MAP, path, "no memory left for a handle; free some");
+    }
+    pthread_condattr_t steady;
+    pthread_condattr_init(&steady);
+    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->changing, NULL);
+    pthread_cond_init(&h->changed, &steady);
+    pthread_condattr_destroy(&steady);
+    h->path = kept;
+    h->pace = (gs_pace){.duty = FULL_DUTY, .since = gs_now()};
+    h->config = config ? *config : gemrun_config_default();
+    h->model = open_model(h, path, false, &st);
+    if (!h->model) {
+        gemrun_handle_close(h);
+        return st;
+    }
+    h->facts = h->model->facts;
+    *out = h;
+    return GEMRUN_OK;
+}
+
+void gemrun_handle_close(gemrun_handle_t *h)
+{
+    if (!h)
+        return;
+    gemrun_detach(h);
+    pthread_mutex_lock(&h->lock);
+    h->closing = true;
+    pthread_cond_broadcast(&h->changed);
+    while (h->running > 0) /* their next step ends them */
+        pthread_cond_wait(&h->changed, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+    free_model(h->model);
+    pthread_cond_destroy(&h->changed);
+    pthread_mutex_destroy(&h->changing);
+    pthread_mutex_destroy(&h->lock);
+    free(h->path);
+    free(h);
+}

@@ -1,0 +1,259 @@
+"""A worker: one process of `gemrun --serve`, started, watched and ended.
+
+The process is never trusted: it may refuse the artifact, crash, hang or write garbage, and only
+its own requests fail. It shares the page cache with its successor, so that a restart is warm. It
+ends by itself when the daemon's end of its socket closes, however the daemon ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemctl.channel import Channel, error_of
+from gemctl.config import WorkerConfig
+from gemctl.errors import ApiError
+
+OOM_SCORE = 500  # the kernel takes a worker before the daemon
+KILL_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a worker said when it was ready. Sizes in tokens and bytes, times in milliseconds."""
+
+    pid: int
+    name: str
+    target: str
+    kernel: str
+    version: str
+    context: int
+    kv_size: int
+    kv_type: int
+    has_chat: bool
+    threads: int
+    ram_total: int
+    ram_kv: int
+    open_ms: float
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> Facts:
+        """From a `ready` event."""
+        return cls(**{key: event[key] for key in cls.__dataclass_fields__})
+
+
+@dataclass
+class Pulse:
+    """Heartbeat of a worker: the last answer, and the last sign of progress."""
+
+    answered: float
+    moved: float
+    steps: int = -1
+    busy: bool = False
+
+    def take(self, event: dict[str, Any], now: float) -> None:
+        """A pong: progress is a step more, or no work, or a sleep that was ordered."""
+        self.answered = now
+        self.busy = bool(event["busy"])
+        if not self.busy or event["asleep"] or event["steps"] != self.steps:
+            self.moved = now
+        self.steps = event["steps"]
+
+
+@dataclass
+class Worker:
+    """Start with `start`; afterwards `facts` is set. `ended` is set when the process is gone."""
+
+    name: str
+    path: Path
+    config: WorkerConfig
+    clock: Callable[[], float] = time.monotonic
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    facts: Facts | None = None
+    exit_code: int | None = None  # negative: the signal that ended it
+    hung: bool = False
+    stopping: bool = False
+    last_words: str = ""  # of its stderr
+    _process: asyncio.subprocess.Process | None = None
+    _channel: Channel | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _pulse: Pulse | None = None
+
+    def _command(self, descriptor: int) -> list[str]:
+        command = [self.config.program, str(self.path), "--serve", str(descriptor)]
+        if self.config.threads:
+            command += ["--threads", str(self.config.threads)]
+        if self.config.prefill_batch_size:
+            command += ["--prefill-batch-size", str(self.config.prefill_batch_size)]
+        return command
+
+    async def start(self) -> Facts:
+        """Spawn it and wait until it is ready. Raises ApiError; nothing is left behind then."""
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(self.name)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            ours.close()
+            reason = f"{self.config.program}: {error.strerror}; set worker.program"
+            raise ApiError("failed", reason) from None
+        finally:
+            theirs.close()
+        with contextlib.suppress(OSError):  # it may be gone already
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(f"{OOM_SCORE}")
+        await self._channel.open(ours)
+        self._tasks.append(asyncio.create_task(self._wait()))
+        self._tasks.append(asyncio.create_task(self._listen()))
+        try:
+            self.facts = await self._await_ready()
+        except BaseException:
+            await self.stop(grace_s=0)
+            raise
+        now = self.clock()
+        self._pulse = Pulse(now, now)
+        self._channel.on_event = self._take
+        self._tasks.append(asyncio.create_task(self._beat()))
+        return self.facts
+
+    async def _await_ready(self) -> Facts:
+        assert self._channel is not None
+        timeout = self.config.start_timeout_s
+        try:
+            event = await asyncio.wait_for(asyncio.shield(self._channel.ready), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            reason = f"{self.name}: its worker was not ready within {timeout:g} s; see the log"
+            raise ApiError("timeout", reason) from None
+        except asyncio.CancelledError:
+            if not self._channel.closed.is_set():
+                raise
+            await asyncio.wait_for(self.ended.wait(), KILL_AFTER_S)
+            raise ApiError("failed", self.epitaph()) from None
+        if event["event"] == "error":
+            raise error_of(event)
+        return Facts.of(event)
+
+    def epitaph(self) -> str:
+        """One sentence on how it ended."""
+        code = self.exit_code
+        how = (
+            "hung and was killed"
+            if self.hung
+            else f"was ended by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with code {code}"
+        )
+        words = f" ({self.last_words})" if self.last_words else ""
+        return f"{self.name}: its worker {how}{words}; see gemctl events"
+
+    async def _wait(self) -> None:
+        assert self._process is not None
+        assert self._channel is not None
+        self.exit_code = await self._process.wait()
+        await self._channel.close()
+        self.ended.set()
+
+    async def _listen(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        with contextlib.suppress(ValueError):  # a line without end
+            async for line in self._process.stderr:
+                self.last_words = line.decode("utf-8", "replace").strip()[:300]
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "pong" and self._pulse is not None:
+            self._pulse.take(event, self.clock())
+
+    async def _beat(self) -> None:
+        """Ping, and kill what does not answer or does not get on."""
+        assert self._channel is not None
+        assert self._pulse is not None
+        while not self.ended.is_set():
+            now, pulse = self.clock(), self._pulse
+            if min(pulse.answered, pulse.moved) < now - self.config.hang_s:
+                self.hung = True
+                self.kill()
+                return
+            with contextlib.suppress(ApiError):
+                self._channel.send("ping", n=int(now * 1000))
+            await asyncio.sleep(self.config.heartbeat_s)
+
+    @property
+    def alive(self) -> bool:
+        """True from ready to the end."""
+        return self.facts is not None and not self.ended.is_set() and not self.stopping
+
+    @property
+    def pid(self) -> int:
+        """0 before it was spawned."""
+        return self._process.pid if self._process is not None else 0
+
+    def _open_channel(self) -> Channel:
+        if self._channel is None or not self.alive:
+            raise ApiError("failed", f"{self.name}: its worker is gone; send the request again")
+        return self._channel
+
+    async def generate(self, fields: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """`token` events, then `done`. Raises ApiError. Left early, the run is cancelled."""
+        events = self._open_channel().stream("generate", **fields)
+        try:
+            async for event in events:
+                yield event
+        except ApiError as error:
+            if (
+                error.code == "failed"
+                and self._channel is not None
+                and self._channel.closed.is_set()
+            ):
+                with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                    await asyncio.wait_for(self.ended.wait(), KILL_AFTER_S)
+                raise ApiError("failed", self.epitaph()) from None
+            raise
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+    async def pace(self, duty: float, threads: int) -> None:
+        """Duty 0..1 of the time for steps; threads 0: as opened."""
+        await self._open_channel().request("pace", self.config.hang_s, duty=duty, threads=threads)
+
+    async def test(self, timeout_s: float) -> int:
+        """Replay the stored test vectors; how many passed. Raises ApiError("refused")."""
+        event = await self._open_channel().request("test", timeout_s)
+        return int(event["passed"])
+
+    async def reset(self) -> None:
+        """Empty the KV cache."""
+        await self._open_channel().request("reset", self.config.hang_s)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def stop(self, grace_s: float = KILL_AFTER_S) -> None:
+        """Close its socket, wait for its end, kill it after the grace. Idempotent."""
+        self.stopping = True
+        if self._channel is not None:
+            await self._channel.close()
+        if self._process is not None and not self.ended.is_set():
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), grace_s)
+            self.kill()
+            await self.ended.wait()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
