@@ -78,9 +78,10 @@ GEMRUN_API gemrun_status gemrun_handle_disable(gemrun_handle_t *h);
 GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt);
 
 /* Pace: steps take at most duty/1000 of the time, idle time between requests counted up to a fifth
- * of a second. duty 0: no step until it is raised. threads 0: as opened. Takes effect at the next
- * step, wakes a sleeping one. */
-GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads);
+ * of a second. duty 0: no step until it is raised. threads 0: as opened. Prompts and tokens have a
+ * pace of their own. Takes effect at the next step, wakes a sleeping one. */
+GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
+                                            uint32_t prefill_duty, uint32_t prefill_threads);
 GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out);
 
 /* Let the daemon at `socket` see and steer this handle under `name`; a thread of its own keeps the

@@ -355,21 +355,35 @@ static void answer_ping(gs_channel *c)
     send_event(c);
 }
 
+/* A duty in thousandths; the least that is above 0 stays above 0. */
+static bool duty_of(const gs_frame *f, const char *key, uint32_t *out)
+{
+    const gs_value *v = gs_get(&f->json, f->json.values, key);
+    bool good = v && v->kind == GS_NUMBER && v->number >= 0 && v->number <= 1;
+    double share = good ? v->number * 1000 : 0;
+    *out = share > 0 && share < 1 ? 1 : (uint32_t)(share + 0.5);
+    return good;
+}
+
 static void answer_pace(gs_channel *c)
 {
-    const gs_value *duty = gs_get(&c->frame->json, c->frame->json.values, "duty");
+    uint32_t duty, prefill_duty;
     uint32_t threads = (uint32_t)whole_of(c->frame, "threads", 8, 0);
-    bool good = duty && duty->kind == GS_NUMBER && duty->number >= 0 && duty->number <= 1;
-    double share = good ? duty->number * 1000 : 0;
-    uint32_t thousandths = share > 0 && share < 1 ? 1 : (uint32_t)(share + 0.5);
-    if (!good || gemrun_handle_pace(c->h, thousandths, threads) != GEMRUN_OK) {
+    uint32_t prefill_threads = (uint32_t)whole_of(c->frame, "prefill_threads", 8, threads);
+    bool good = duty_of(c->frame, "duty", &duty);
+    if (!duty_of(c->frame, "prefill_duty", &prefill_duty))
+        prefill_duty = duty;
+    if (!good) {
         send_error(c, id_of(c->frame), GEMRUN_E_ARGUMENT, "pace: duty is no number of 0 to 1");
         return;
     }
+    gemrun_handle_pace(c->h, duty, threads, prefill_duty, prefill_threads);
     gs_out *o = begin(c, "pace");
     gs_whole(o, "id", id_of(c->frame));
-    gs_real(o, "duty", (double)thousandths / 1000);
+    gs_real(o, "duty", (double)duty / 1000);
     gs_whole(o, "threads", threads);
+    gs_real(o, "prefill_duty", (double)prefill_duty / 1000);
+    gs_whole(o, "prefill_threads", prefill_threads);
     send_event(c);
 }
 

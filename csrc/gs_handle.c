@@ -40,9 +40,9 @@ static int64_t clamp(int64_t x, int64_t least, int64_t most)
 }
 
 /* Sleep that a step of `busy` nanoseconds asks for; duty is above 0. */
-static int64_t sleep_of(const gs_pace *p, uint64_t busy)
+static int64_t sleep_of(const gs_share *s, uint64_t busy)
 {
-    return (int64_t)(busy * (FULL_DUTY - p->duty) / p->duty);
+    return (int64_t)(busy * (FULL_DUTY - s->duty) / s->duty);
 }
 
 /* Time without a request counts as sleep, but not without end: no burst follows a long pause. */
@@ -53,11 +53,11 @@ static void begin_request(gs_pace *p)
     p->since = now;
 }
 
-static void end_request(gs_pace *p)
+static void end_request(gs_pace *p, const gs_share *s)
 {
     uint64_t now = gs_now();
-    if (p->duty > 0)
-        p->owed = clamp(p->owed + sleep_of(p, now - p->since), -MOST_CREDIT, MOST_DEBT);
+    if (s->duty > 0)
+        p->owed = clamp(p->owed + sleep_of(s, now - p->since), -MOST_CREDIT, MOST_DEBT);
     p->since = now;
 }
 
@@ -68,21 +68,23 @@ static void wait_until(gemrun_handle_t *h, uint64_t when)
     pthread_cond_timedwait(&h->changed, &h->lock, &t);
 }
 
-/* Sleep for the step that just ended. A new duty counts from there; a cancel ends the sleep. */
-static void keep_pace(gemrun_handle_t *h, const gs_model *m)
+/* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel ends the
+ * sleep, and a duty of 0 for what comes next (`to`) makes one without end. */
+static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, const gs_share *to)
 {
     gs_pace *p = &h->pace;
     uint64_t ended = gs_now(), busy = ended - p->since;
     int64_t before = p->owed, slept = 0;
     for (;;) {
-        int64_t owed = p->duty > 0 ? before + sleep_of(p, busy) : INT64_MAX;
+        bool may = s->duty > 0 && to->duty > 0;
+        int64_t owed = may ? before + sleep_of(s, busy) : INT64_MAX;
         slept = (int64_t)(gs_now() - ended);
         if (m->cancelled || h->closing || owed <= slept) {
-            p->owed = clamp(p->duty > 0 ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
+            p->owed = clamp(may ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
             break;
         }
         h->asleep = true;
-        wait_until(h, p->duty > 0 ? ended + (uint64_t)owed : gs_now() + 1000000000u);
+        wait_until(h, may ? ended + (uint64_t)owed : gs_now() + 1000000000u);
     }
     h->asleep = false;
     p->since = gs_now();
@@ -94,25 +96,30 @@ typedef struct ride { /* a request on its way, and the caller's own callbacks */
     gemrun_handle_t *h;
     gs_model *model;
     const gemrun_request *from;
+    bool decoding;       /* the next step is a token's, not one of the prompt */
+    const gs_share *now; /* of the step in flight */
 } ride;
 
 static int on_text(void *user, int32_t token, const char *text, size_t size)
 {
-    const ride *r = user;
-    return r->from->on_text(r->from->user, token, text, size);
+    ride *r = user;
+    r->decoding = true;
+    bool heard = r->from && r->from->on_text;
+    return heard ? r->from->on_text(r->from->user, token, text, size) : 0;
 }
 
 static int on_step(void *user, uint32_t *threads)
 {
-    const ride *r = user;
+    ride *r = user;
     gemrun_handle_t *h = r->h;
+    const gs_share *next = r->decoding ? &h->pace.decode : &h->pace.prefill;
     if (r->from && r->from->on_step && r->from->on_step(r->from->user, threads) != 0)
         return 1;
     pthread_mutex_lock(&h->lock);
     h->steps++;
-    keep_pace(h, r->model);
-    uint32_t most = h->pace.threads;
-    *threads = most > 0 && (*threads == 0 || most < *threads) ? most : *threads;
+    keep_pace(h, r->model, r->now, next);
+    r->now = next;
+    *threads = next->threads; /* 0 and more than were opened: as opened */
     if (r->model->cancelled || h->closing)
         gemrun_cancel(r->model->ctx);
     pthread_mutex_unlock(&h->lock);
@@ -145,10 +152,12 @@ static gs_model *take(gemrun_handle_t *h)
     return m;
 }
 
-static void give_back(gemrun_handle_t *h, gs_model *m, const gemrun_stats *s, bool failed)
+static void give_back(const ride *r, const gemrun_stats *s, bool failed)
 {
+    gemrun_handle_t *h = r->h;
+    gs_model *m = r->model;
     pthread_mutex_lock(&h->lock);
-    end_request(&h->pace);
+    end_request(&h->pace, r->now);
     m->taken = false;
     h->running--;
     h->requests++;
@@ -167,17 +176,17 @@ int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request, gem
 {
     if (!h || !run)
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
-    ride r = {.h = h, .model = take(h), .from = request};
+    ride r = {.h = h, .model = take(h), .from = request, .now = &h->pace.prefill};
     if (!r.model)
         return gs_refuse(GEMRUN_E_STATE, "handle", "the model is disabled; enable it");
     gemrun_request q = request ? *request : gemrun_request_default(r.model->ctx);
     gemrun_stats s = {.size = sizeof s};
-    q.on_text = request && request->on_text ? on_text : NULL;
+    q.on_text = on_text;
     q.on_step = on_step;
     q.user = &r;
     int32_t n = run(r.model->ctx, &q, arg);
     bool known = n >= 0 && gemrun_get_stats(r.model->ctx, &s) == GEMRUN_OK;
-    give_back(h, r.model, known ? &s : NULL, n < 0);
+    give_back(&r, known ? &s : NULL, n < 0);
     return n;
 }
 
@@ -390,14 +399,17 @@ gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt
     return st;
 }
 
-gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads)
+gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
+                                 uint32_t prefill_duty, uint32_t prefill_threads)
 {
-    if (!h || duty > FULL_DUTY || threads > MOST_THREADS)
+    bool bad = duty > FULL_DUTY || prefill_duty > FULL_DUTY || threads > MOST_THREADS ||
+               prefill_threads > MOST_THREADS;
+    if (!h || bad)
         return gs_refuse(GEMRUN_E_ARGUMENT, "pace",
                          "out of range; use a duty of 0 to 1000 and 0 to 8 threads");
     pthread_mutex_lock(&h->lock);
-    h->pace.duty = duty;
-    h->pace.threads = threads;
+    h->pace.decode = (gs_share){duty, threads};
+    h->pace.prefill = (gs_share){prefill_duty, prefill_threads};
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
     return GEMRUN_OK;
@@ -413,8 +425,8 @@ gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *o
                                  .enabled = h->model != NULL,
                                  .attached = gs_attached(h),
                                  .active = h->running,
-                                 .duty = h->pace.duty,
-                                 .threads = h->pace.threads,
+                                 .duty = h->pace.decode.duty,
+                                 .threads = h->pace.decode.threads,
                                  .requests = h->requests,
                                  .failed = h->failed,
                                  .replaced = h->replaced,
@@ -445,7 +457,8 @@ gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
     pthread_cond_init(&h->changed, &steady);
     pthread_condattr_destroy(&steady);
     h->path = kept;
-    h->pace = (gs_pace){.duty = FULL_DUTY, .since = gs_now()};
+    h->pace = (gs_pace){.decode.duty = FULL_DUTY, .prefill.duty = FULL_DUTY,
+                        .since = gs_now()};
     h->config = config ? *config : gemrun_config_default();
     h->model = open_model(h, path, false, &st);
     if (!h->model) {

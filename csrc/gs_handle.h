@@ -21,9 +21,13 @@ typedef struct gs_model { /* an open artifact; freed by whoever leaves it last *
     gs_facts facts;
 } gs_model;
 
-typedef struct gs_pace { /* how much of the time steps may take */
+typedef struct gs_share { /* how much of the time, and of the threads, steps may take */
     uint32_t duty;     /* thousandths; 1000: all, 0: none */
     uint32_t threads;  /* 0: as opened */
+} gs_share;
+
+typedef struct gs_pace {
+    gs_share decode, prefill;
     uint64_t since;    /* begin of the step in flight, or of the time without a request */
     int64_t owed;      /* nanoseconds of sleep; below 0: slept ahead */
 } gs_pace;
