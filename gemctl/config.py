@@ -51,7 +51,7 @@ class WorkerConfig(Part):
     prefill_batch_size: Annotated[int, Field(ge=0, le=4096)] = 64  # duty changes between steps
     start_timeout_s: Seconds = 60.0
     heartbeat_s: Seconds = 1.0
-    hang_s: Seconds = 10.0  # no step, or no answer, for so long: the worker is killed
+    hang_s: Seconds = 20.0  # no step, or no answer, for so long: the worker is killed
     crashes: Annotated[int, Field(ge=1, le=100)] = 3  # within crash_window_s: the slot is faulted
     crash_window_s: Seconds = 300.0
     backoff_s: Seconds = 0.2  # before the first restart; doubles up to backoff_most_s
@@ -63,6 +63,7 @@ class ModelsConfig(Part):
 
     signature: Literal["required", "preferred", "off"] = "preferred"
     keys_dir: Path = Path("/etc/gemctl/keys.d")
+    allow_foreign_board: bool = False
     keep: Annotated[int, Field(ge=1, le=16)] = 2  # good versions
     size_most_bytes: Annotated[int, Field(ge=1)] = 64 << 30
     memory_most_bytes: Annotated[int, Field(ge=0)] = 0  # for all models; 0: 65 % of the machine's

@@ -84,6 +84,7 @@ class Worker:
     _channel: Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _pulse: Pulse | None = None
+    _testing: bool = False
 
     def _command(self, descriptor: int) -> list[str]:
         command = [self.config.program, str(self.path), "--serve", str(descriptor)]
@@ -181,7 +182,8 @@ class Worker:
         assert self._pulse is not None
         while not self.ended.is_set():
             now, pulse = self.clock(), self._pulse
-            if min(pulse.answered, pulse.moved) < now - self.config.hang_s:
+            moved = now if self._testing else pulse.moved  # tests are steps that nobody counts
+            if min(pulse.answered, moved) < now - self.config.hang_s:
                 self.hung = True
                 self.kill()
                 return
@@ -223,13 +225,28 @@ class Worker:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
-    async def pace(self, duty: float, threads: int) -> None:
-        """Duty 0..1 of the time for steps; threads 0: as opened."""
-        await self._open_channel().request("pace", self.config.hang_s, duty=duty, threads=threads)
+    async def pace(
+        self, duty: float, threads: int, prefill_duty: float, prefill_threads: int
+    ) -> None:
+        """Duty 0..1 of the time for tokens and for prompts; threads 0: as opened."""
+        await self._open_channel().request(
+            "pace",
+            self.config.hang_s,
+            duty=duty,
+            threads=threads,
+            prefill_duty=prefill_duty,
+            prefill_threads=prefill_threads,
+        )
 
     async def test(self, timeout_s: float) -> int:
         """Replay the stored test vectors; how many passed. Raises ApiError("refused")."""
-        event = await self._open_channel().request("test", timeout_s)
+        self._testing = True
+        try:
+            event = await self._open_channel().request("test", timeout_s)
+        finally:
+            self._testing = False
+            if self._pulse is not None:
+                self._pulse.moved = self.clock()
         return int(event["passed"])
 
     async def reset(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -21,6 +22,7 @@ from gemmake.options import (
     Quantization,
 )
 from gemrun import console
+from gemrun.format.writer import show
 
 PATH = click.Path(path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -54,10 +56,24 @@ def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: st
     )
 
 
-class Gemmake(console.Command):
-    """The command; output that cannot be written has the exit code of any other result."""
+class Word(console.Command):
+    """A command; output that cannot be written has the exit code of any other result."""
 
     unwritten = OutputError.exit_code
+
+
+class Gemmake(Word):
+    """The command. A first word of `words` is one of its own, with its own options."""
+
+    words: ClassVar[dict[str, click.Command]] = {}
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
+        """Run the command, or the one that the first word names."""
+        given = list(sys.argv[1:] if args is None else args)
+        if given and given[0] in self.words:
+            word = self.words[given[0]]
+            return word.main(given[1:], **{**extra, "prog_name": word.name})
+        return super().main(given, *more, **extra)
 
 
 @click.command("gemmake", cls=Gemmake, context_settings={"max_content_width": 100})
@@ -168,6 +184,10 @@ class Gemmake(console.Command):
 def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
 
+    \b
+    gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
+    gemmake sign FILE --key NAME.key      sign an artifact
+
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
     begins. Exit: 0 done, 1 the host failed, 2 usage, 3 checkpoint, 4 target, 5 over budget,
@@ -183,6 +203,37 @@ def main(debug: bool, **options: Any) -> None:
             result = compile_model(request, reporter)
         click.echo(render_result(result))
 
+
+@click.command("gemmake keygen", cls=Word)
+@click.option("--output", "base", required=True, type=PATH, help="NAME of NAME.key and NAME.pub.")
+@click.option("--comment", default="", help="Free text in both files (default: the name).")
+@click.option("--debug", is_flag=True, help="Show a traceback on failure.")
+def keygen(base: Path, comment: str, debug: bool) -> None:
+    """Make a pair of keys: NAME.key, which signs and stays secret, and NAME.pub, which verifies.
+
+    Put NAME.pub into the folder of trusted keys of every device (models.keys_dir of gemctl).
+    """
+    with command("gemmake", debug):
+        from gemmake import signing
+
+        key = signing.keygen(base, comment)
+        click.echo(f"SUCCESS: key {key.id.hex()} in {show(str(base))}.key and .pub")
+
+
+@click.command("gemmake sign", cls=Word)
+@click.argument("artifact", type=PATH)
+@click.option("--key", required=True, type=PATH, help="NAME.key of gemmake keygen.")
+@click.option("--output", type=PATH, default=None, help="Artifact to write (default: in place).")
+@click.option("--debug", is_flag=True, help="Show a traceback on failure.")
+def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
+    """Sign an artifact with Ed25519: same artifact and key, same bytes."""
+    with command("gemmake", debug):
+        from gemmake import signing
+
+        click.echo(signing.sign(artifact, key, output).line())
+
+
+Gemmake.words.update(keygen=keygen, sign=sign)
 
 if __name__ == "__main__":
     main()

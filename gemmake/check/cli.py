@@ -69,9 +69,8 @@ def refuse_mistaken_word(word: str, ctx: click.Context | None = None) -> None:
 @click.group("gemcheck", cls=DefaultGroup, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="gemcheck")
 def main() -> None:
-    """Verify a .gembin artifact, compare two, or show what is inside.
-
-    \b
+    """\b
+    Verify a .gembin artifact, compare two, or show what is inside.
     gemcheck FILE [--run] [--json]      the checks; 0 passed, 1 a rule failed, 6 refused
     gemcheck --diff A B                 what differs; 0 nothing, 1 something
     gemcheck inspect FILE               header, sections, layers, tensors; all: 7 output not written
@@ -82,6 +81,7 @@ def main() -> None:
 @main.command()
 @click.argument("files", nargs=-1, type=FILE)
 @click.option("--run", is_flag=True, help="Replay the stored test vectors in the engine.")
+@click.option("--key", "keys", multiple=True, type=FILE, help="NAME.pub; one has to have signed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 @click.option("--diff", "pair", nargs=2, type=FILE, help="Say what differs between two artifacts.")
 @click.option("--verbose", is_flag=True, help="Hints for warnings too.")
@@ -89,6 +89,7 @@ def main() -> None:
 def check(
     files: tuple[str, ...],
     run: bool,
+    keys: tuple[str, ...],
     as_json: bool,
     pair: tuple[str, str] | None,
     verbose: bool,
@@ -96,7 +97,7 @@ def check(
 ) -> None:
     """Verify artifacts (the default command, its name may be left out)."""
     if pair:
-        if files or run or as_json:
+        if files or run or keys or as_json:
             raise click.UsageError("--diff takes two artifacts, and no --run, --json or others")
         sys.exit(_guarded(debug, lambda: diff.print_difference(*pair, click.echo)))
     if not files:
@@ -105,7 +106,7 @@ def check(
     as_words = render.as_json if as_json else partial(render.as_text, verbose=verbose)
     with shown("gemcheck") as reporter:
         replay = partial(rules.replay, reporter=reporter) if run else None
-        code = _guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo))
+        code = _guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo, keys))
     sys.exit(code)
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan
 from gemmake.progress import Reporter, Silent
-from gemrun.format import sizes, spec
+from gemmake.signing import read_public
+from gemrun.format import sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
+from gemrun.format.sign import PublicKey
 from gemrun.format.spec import Buffer, Format, KvType
 from gemrun.format.writer import show
 
@@ -59,6 +62,7 @@ class Subject:
     hdf: Hdf
     path: str
     run: Replay | None = None
+    keys: Sequence[PublicKey] = ()  # of which one has to have signed
 
 
 #: Replays the test vectors of a file; gives an error sentence or "".
@@ -104,18 +108,34 @@ class Integrity(Rule):
 
 
 class SignatureRule(Rule):
-    """The signature block."""
+    """The signature block, held against the keys that were given."""
 
     id = "signature"
-    hint = "nothing to do: signing is not part of this version, and unsigned artifacts pass"
+    hint = "sign the artifact with gemmake sign; without --key an unsigned one passes"
 
     def check(self, subject: Subject) -> Finding:
-        """Unsigned is a warning; a signature is named, since there is no key to hold it against."""
-        block = subject.artifact.signature
+        """Without keys nothing can fail: unsigned is a warning, and a signature is named.
+
+        With keys the artifact has to be signed by one of them.
+        """
+        block, found = subject.artifact.signature, self.fail if subject.keys else self.warn
         if block.alg == 0:
-            return self.warn("Model signature: none")
-        key = block.key_id.hex()
-        return self.warn(f"Model signature: Ed25519 by key {key}, not verified (no key given)")
+            return found("Model signature: none")
+        named = f"Ed25519 by key {block.key_id.hex()}"
+        if not subject.keys:
+            return self.warn(f"Model signature: {named}, not verified (no key given)")
+        keys = [key for key in subject.keys if key.id == block.key_id]
+        if not keys:
+            return self.fail(f"Model signature: {named}, which is none of those given")
+        try:
+            root = subject.artifact.header.root_sha256  # the reader has recomputed it
+            valid = any(sign.matches(key, block, root) for key in keys)
+        except sign.Unavailable as error:
+            return Finding(self.id, Severity.ERROR, f"Model signature: {error}")
+        if valid:
+            return self.ok("Model signature valid")
+        text = f"Model signature invalid: {named}, but not over this artifact"
+        return Finding(self.id, Severity.ERROR, text, "get the artifact again from its signer")
 
 
 class Layout(Rule):
@@ -339,8 +359,12 @@ def check_file(
     path: str | os.PathLike[str],
     run: Replay | None = None,
     rules: Sequence[Rule] = RULES,
+    keys: Sequence[PublicKey] = (),
 ) -> Report:
-    """Hold a file against the rules. Never raises for what is wrong with the file."""
+    """Hold a file against the rules. Never raises for what is wrong with the file.
+
+    keys: one of them has to have signed it; without any a signature is only named.
+    """
     name = os.fspath(path)
     try:
         artifact = read_artifact(name)
@@ -352,7 +376,7 @@ def check_file(
         except (TargetError, ValueError) as error:
             what = f"section HDFJ: {str(error).splitlines()[0]}"
             return _refused(name, FormatError(Code.MANIFEST, what, "compile the artifact again"))
-        subject = Subject(artifact, hdf, name, run)
+        subject = Subject(artifact, hdf, name, run, keys)
         found = tuple(f for f in (rule.check(subject) for rule in rules) if f is not None)
         failed = any(f.severity is Severity.ERROR for f in found)
         header = artifact.header
@@ -410,8 +434,10 @@ def report_on(
     run: Replay | None,
     as_words: Callable[[Sequence[Report]], str],
     echo: Callable[[str], None],
+    key_files: Sequence[str] = (),
 ) -> int:
-    """Check files and print what was found; the exit code is that of the worst."""
-    reports = [check_file(name, run) for name in names]
+    """Check files and print what was found; the exit code is that of the worst. UsageError."""
+    keys = [read_public(Path(name)) for name in key_files]
+    reports = [check_file(name, run, keys=keys) for name in names]
     echo(as_words(reports))
     return max(report.exit_code for report in reports)

@@ -132,7 +132,7 @@ def test_unsigned_is_no_failure() -> None:
     report = check_file(GOLDEN / "v1.0/tiny-int4.gembin")
     finding = report.findings[0]
     assert (finding.rule, finding.severity) == ("signature", Severity.WARNING)
-    assert "signing is not part of this version" in finding.hint
+    assert "gemmake sign" in finding.hint
     assert report.exit_code == 0
 
 

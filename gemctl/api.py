@@ -1,0 +1,523 @@
+"""The daemon's methods: who may call them, what they take, what they return (PROTOCOL.md).
+
+Parameters are checked here, once for every front end: types, ranges, no unknown names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gemctl import replace
+from gemctl.config import Celsius, Mode
+from gemctl.core import policy
+from gemctl.errors import ApiError
+from gemctl.events import EventHub
+from gemctl.models import Model, Models
+from gemctl.service import Caller, Emit
+
+if TYPE_CHECKING:
+    from gemctl.daemon import Daemon
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+Text = Annotated[str, Field(max_length=200_000)]
+Source = Annotated[str, Field(max_length=256)]
+Stop = Annotated[str, Field(min_length=1, max_length=128)]
+CLASSES = {"high": 0, "normal": 1, "low": 2}
+
+
+class Params(BaseModel):
+    """Parameters of a method."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class NoParams(Params):
+    """A method that takes none."""
+
+
+class NameParams(Params):
+    name: Name
+
+
+class MaybeName(Params):
+    name: Name | None = None
+
+
+class PinParams(Params):
+    name: Name
+    pinned: bool = True
+
+
+class LoadParams(Params):
+    name: Name
+    digest: Digest | None = None
+
+
+class EnableParams(Params):
+    name: Name | None = None
+    warmup_prompt: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class ReplaceParams(Params):
+    name: Name | None = None
+    digest: Digest | None = None
+    allow_layout_change: bool = False
+    serial: bool = False
+    warmup_prompt: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class ThrottleParams(Params):
+    mode: Mode | None = None
+    temp_c: Celsius | None = None
+    duty: Annotated[float, Field(gt=0, le=1)] | None = None
+    for_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
+    external: Annotated[list[Source], Field(max_length=8)] | None = None
+    reset: bool = False
+
+
+class PriorityParams(Params):
+    name: Name
+    priority: Annotated[int, Field(ge=0, le=9)]
+
+
+class SwitchParams(Params):
+    name: Name
+
+
+class OnParams(Params):
+    on: bool
+
+
+class HistoryParams(Params):
+    seconds: Annotated[int, Field(ge=1, le=3600)] = 3600
+    step_s: Annotated[int, Field(ge=1, le=600)] = 10
+
+
+class FollowParams(Params):
+    after: Annotated[int, Field(ge=0)] | None = None
+    follow: bool = True
+
+
+class CancelParams(Params):
+    id: Annotated[str, Field(max_length=64)]
+
+
+class Message(Params):
+    role: Literal["system", "user", "assistant"]
+    text: Text
+
+
+class GenerateParams(Params):
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=8)] = []
+    ignore_stop_ids: bool = False
+    speculate: Annotated[int, Field(ge=0, le=6)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
+    priority: Literal["high", "normal", "low"] = "normal"
+    stream: bool = True
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateParams:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give one of prompt and messages")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """What the engine is told: only what was given."""
+        kept = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+        more = ("repetition_penalty", "ignore_stop_ids", "speculate", "stop")
+        made = {key: getattr(self, key) for key in (*kept, *more)}
+        if self.messages is not None:
+            made["messages"] = [{"role": m.role, "text": m.text} for m in self.messages]
+        return {key: value for key, value in made.items() if value is not None}
+
+
+@dataclass
+class Call:
+    """One call on its way."""
+
+    caller: Caller
+    emit: Emit | None
+
+    async def tell(self, event: dict[str, Any]) -> None:
+        """A part of a stream."""
+        if self.emit is not None:
+            await self.emit(event)
+
+
+@dataclass(frozen=True)
+class Method:
+    """`write`: it changes something, or costs time of the engine."""
+
+    params: type[Params]
+    run: Callable[[Any, Any, Call], Awaitable[dict[str, Any]]]
+    write: bool
+    audit: bool = True
+
+
+def _sentence(method: str, error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "params"
+    what = str(first["msg"]).removeprefix("Value error, ")
+    return f"{method}: {place}: {what}; see PROTOCOL.md"
+
+
+class Api:
+    """The Service of this daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._running: dict[str, asyncio.Task[Any]] = {}
+
+    @property
+    def models(self) -> Models:
+        return self._daemon.models
+
+    @property
+    def hub(self) -> EventHub:
+        return self._daemon.hub
+
+    def stats(self) -> dict[str, Any]:
+        return self._daemon.stats()
+
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        caller: Caller,
+        emit: Emit | None = None,
+    ) -> dict[str, Any]:
+        known = METHODS.get(method)
+        if known is None:
+            raise ApiError("bad_request", f"{method[:64]}: no such method; see PROTOCOL.md")
+        if known.write and not caller.may_write:
+            group = self._daemon.config.daemon.write_group
+            raise ApiError("forbidden", f"{method}: {caller.name} may only read; join {group}")
+        try:
+            checked = known.params.model_validate(dict(params))
+        except ValidationError as error:
+            raise ApiError("bad_request", _sentence(method, error)) from None
+        if known.write and known.audit:
+            self.hub.publish("audit", caller=caller.name, method=method)
+        try:
+            return await known.run(self, checked, Call(caller, emit))
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            self._daemon.log(f"{method}: {type(error).__name__}: {error}")
+            raise ApiError("internal", f"{method}: a fault of the daemon; see its log") from error
+
+    # ---- models ----
+
+    def _digest(self, name: str, given: str | None) -> str | None:
+        """A whole digest from its beginning."""
+        if given is None:
+            return None
+        found = [
+            v.digest for v in self.models.store.versions(name).present if v.digest.startswith(given)
+        ]
+        if len(found) != 1:
+            what = "no version" if not found else f"{len(found)} versions"
+            raise ApiError("not_found", f"{name}: {what} {given}; see gemctl model status {name}")
+        return found[0]
+
+    async def model_list(self, p: NoParams, call: Call) -> dict[str, Any]:
+        names = sorted({*self.models.store.names(), *self.models.models})
+        return {"models": [self._brief(name) for name in names] + self._daemon.attached_list()}
+
+    def _brief(self, name: str) -> dict[str, Any]:
+        models = self.models
+        model = models.models.get(name)
+        wanted = models.state.models.get(name)
+        slot = model.current if model is not None else None
+        facts = slot.worker.facts if slot is not None and slot.worker is not None else None
+        versions = models.store.versions(name)
+        return {
+            "name": name,
+            "active": models.active == name,
+            "state": model.state if model is not None else "empty",
+            "digest": slot.digest if slot is not None else versions.current,
+            "pinned": wanted.pinned if wanted is not None else False,
+            "priority": model.priority if model is not None else 1,
+            "memory_bytes": facts.ram_total if facts is not None else 0,
+            "versions": len(versions.present),
+        }
+
+    async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        model = self.models.named(p.name)
+        versions = self.models.store.versions(model.name)
+        slot = model.current
+        worker = slot.worker if slot is not None else None
+        return {
+            **self._brief(model.name),
+            "busy": model.busy,
+            "on_probation": model.probation is not None,
+            "queued": len(model.turns),
+            "worker": dataclasses.asdict(worker.facts) if worker and worker.facts else None,
+            "crashes": len(slot.crashes.times_s) if slot is not None else 0,
+            "swap": model.swap,
+            "current": versions.current,
+            "previous": versions.previous,
+            "present": [{"digest": v.digest, "bytes": v.size} for v in versions.present],
+            "bad": [{"digest": digest, "reason": why} for digest, why in versions.bad],
+            "requests": {"done": model.figures.done, "failed": model.figures.failed},
+        }
+
+    async def model_load(self, p: LoadParams, call: Call) -> dict[str, Any]:
+        started = time.monotonic()
+        self.models.model(p.name)
+        await self.models.load(p.name, self._digest(p.name, p.digest))
+        self.models.want(p.name, enabled=True)
+        if self.models.active is None:
+            self.models.save(active=p.name)
+        return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
+
+    async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
+        started = time.monotonic()
+        await self.models.unload(p.name)
+        return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
+
+    async def model_pin(self, p: PinParams, call: Call) -> dict[str, Any]:
+        self.models.pin(p.name, p.pinned)
+        return {"model": p.name, "pinned": p.pinned}
+
+    async def model_priority(self, p: PriorityParams, call: Call) -> dict[str, Any]:
+        model = self.models.model(p.name)
+        self.models.want(p.name, priority=p.priority)
+        model.priority = p.priority
+        return {"model": p.name, "priority": p.priority}
+
+    async def model_clear(self, p: NameParams, call: Call) -> dict[str, Any]:
+        await self.models.clear(p.name)
+        return {"model": p.name}
+
+    async def model_disable(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        attached = self._daemon.attached_named(p.name)
+        if attached is not None:
+            return await attached.disable()
+        return await self.models.disable(p.name)
+
+    async def model_enable(self, p: EnableParams, call: Call) -> dict[str, Any]:
+        attached = self._daemon.attached_named(p.name)
+        if attached is not None:
+            return await attached.enable(p.warmup_prompt)
+        return await self.models.enable(p.name, p.warmup_prompt)
+
+    async def model_switch(self, p: SwitchParams, call: Call) -> dict[str, Any]:
+        return await self.models.switch(p.name)
+
+    async def model_replace(self, p: ReplaceParams, call: Call) -> dict[str, Any]:
+        fds = call.caller.fds
+        if (len(fds) == 1) == (p.digest is not None):
+            raise ApiError("bad_request", "model.replace: give one of a file and a digest")
+        attached = self._daemon.attached_named(p.name)
+        if attached is not None:
+            return await self._replace_attached(attached, p, fds)
+        name = p.name or self.models.active
+        if name is None:
+            raise ApiError("not_found", "no model is active; give --name")
+        model = self.models.add(name)
+        source: int | str
+        if fds:
+            source = os.dup(fds[0])
+        else:
+            found = self._digest(name, p.digest)
+            assert found is not None
+            source = found
+        try:
+            return await replace.run(
+                self.models,
+                model,
+                source,
+                call.tell,
+                allow_layout_change=p.allow_layout_change,
+                serial=p.serial,
+                prompt=p.warmup_prompt,
+            )
+        finally:
+            if isinstance(source, int):
+                os.close(source)
+            self._drop_empty(model)
+
+    def _drop_empty(self, model: Model) -> None:
+        """A name that was made for a first version that was refused is no model."""
+        nothing = not model.slots() and not self.models.store.versions(model.name).present
+        if nothing:
+            self.models.models.pop(model.name, None)
+
+    async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
+        if not fds:
+            raise ApiError("bad_request", "model.replace: an attached program takes a file")
+        result: dict[str, Any] = await attached.replace(fds[0], p)
+        return result
+
+    async def model_rollback(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        return await replace.rollback(self.models, self.models.named(p.name), call.tell)
+
+    # ---- requests ----
+
+    async def generate(self, p: GenerateParams, call: Call) -> dict[str, Any]:
+        model = self.models.named(p.model)
+        number = secrets.token_hex(8)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[number] = task
+        await call.tell({"request": number, "model": model.name})
+        try:
+            return await self._generate(p, model, number, call)
+        except asyncio.CancelledError:
+            if self._running.get(number) is not None:
+                raise
+            raise ApiError("cancelled", f"request {number}: was cancelled") from None
+        finally:
+            self._running.pop(number, None)
+
+    async def _generate(
+        self, p: GenerateParams, model: Model, number: str, call: Call
+    ) -> dict[str, Any]:
+        now = self.models.clock()
+        limits = self._daemon.config.models
+        allowed = limits.request_timeout_s if p.deadline_ms is None else p.deadline_ms / 1e3
+        waiting = policy.Waiting(number, now, model.priority, CLASSES[p.priority], now + allowed)
+        self._admit(model, waiting, p)
+        fields = p.fields()
+        fields.setdefault("speculate", limits.speculate)
+        if self._daemon.auto_reset:
+            fields["reset"] = 1
+        pieces: list[str] = []
+        done: dict[str, Any] = {}
+        events = self.models.generate(model, fields, waiting)
+        async with _closing(events):
+            async for event in events:
+                if event["event"] == "done":
+                    done = event
+                    continue
+                pieces.append(event["text"])
+                if p.stream:
+                    await call.tell({"token": event["token"], "text": event["text"]})
+        done = {key: value for key, value in done.items() if key not in ("event", "id")}
+        return {"request": number, "model": model.name, "text": "".join(pieces), **done}
+
+    def _admit(self, model: Model, waiting: policy.Waiting, p: GenerateParams) -> None:
+        """A deadline that cannot be kept is refused now, not missed later."""
+        if p.deadline_ms is None:
+            return
+        last, step = model.figures.last, model.figures.step_ms
+        if not last or not step:
+            return
+        per_turn = last["ttft_ms"] / 1e3 + last["generated_tokens"] * step / 1e3
+        ahead = (len(model.turns) + (model.current is not None and model.current.busy)) * per_turn
+        why = policy.admit_request(
+            waiting, self.models.clock(), ahead, last["ttft_ms"] / 1e3, 1, 1e3 / step
+        )
+        if why:
+            raise ApiError("timeout", why)
+
+    async def cancel(self, p: CancelParams, call: Call) -> dict[str, Any]:
+        task = self._running.pop(p.id, None)
+        if task is None:
+            raise ApiError("not_found", f"request {p.id}: does not run; nothing to do")
+        task.cancel()
+        return {"request": p.id}
+
+    async def kv_auto_reset(self, p: OnParams, call: Call) -> dict[str, Any]:
+        self.models.save(auto_reset_kv_cache=p.on)
+        return {"auto_reset_kv_cache": p.on}
+
+    # ---- the daemon ----
+
+    async def read_stats(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return self.stats()
+
+    async def stats_history(self, p: HistoryParams, call: Call) -> dict[str, Any]:
+        return self._daemon.history.query(p.seconds, p.step_s)
+
+    async def events_follow(self, p: FollowParams, call: Call) -> dict[str, Any]:
+        with self.hub.follow() as events:
+            last = 0
+            for event in self.hub.recent(p.after or 0):
+                await call.tell(event.as_dict())
+                last = event.seq
+            if p.follow:
+                async for event in events:
+                    if event.seq > last:
+                        await call.tell(event.as_dict())
+        return {"last": last}
+
+    async def throttle_get(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return self._daemon.throttle.describe()
+
+    async def throttle_set(self, p: ThrottleParams, call: Call) -> dict[str, Any]:
+        return await self._daemon.throttle.set(**p.model_dump())
+
+    async def calibrate_thermal(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return await self._daemon.throttle.calibrate(call.tell)
+
+    async def daemon_info(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return self._daemon.info()
+
+    async def config_reload(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return await self._daemon.reload()
+
+    async def doctor(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return {"checks": self._daemon.doctor()}
+
+    async def bundle(self, p: NoParams, call: Call) -> dict[str, Any]:
+        return self._daemon.bundle()
+
+
+@contextlib.asynccontextmanager
+async def _closing(events: AsyncIterator[Any]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+METHODS: dict[str, Method] = {
+    "stats": Method(NoParams, Api.read_stats, False),
+    "stats.history": Method(HistoryParams, Api.stats_history, False),
+    "events.follow": Method(FollowParams, Api.events_follow, False),
+    "model.list": Method(NoParams, Api.model_list, False),
+    "model.status": Method(MaybeName, Api.model_status, False),
+    "throttle.get": Method(NoParams, Api.throttle_get, False),
+    "daemon.info": Method(NoParams, Api.daemon_info, False),
+    "doctor": Method(NoParams, Api.doctor, False),
+    "model.load": Method(LoadParams, Api.model_load, True),
+    "model.unload": Method(NameParams, Api.model_unload, True),
+    "model.pin": Method(PinParams, Api.model_pin, True),
+    "model.priority": Method(PriorityParams, Api.model_priority, True),
+    "model.clear": Method(NameParams, Api.model_clear, True),
+    "model.rollback": Method(MaybeName, Api.model_rollback, True),
+    "model.disable": Method(MaybeName, Api.model_disable, True),
+    "model.enable": Method(EnableParams, Api.model_enable, True),
+    "model.switch": Method(SwitchParams, Api.model_switch, True),
+    "model.replace": Method(ReplaceParams, Api.model_replace, True),
+    "throttle.set": Method(ThrottleParams, Api.throttle_set, True),
+    "calibrate.thermal": Method(NoParams, Api.calibrate_thermal, True),
+    "generate": Method(GenerateParams, Api.generate, True, audit=False),
+    "cancel": Method(CancelParams, Api.cancel, True),
+    "kv.auto_reset": Method(OnParams, Api.kv_auto_reset, True),
+    "config.reload": Method(NoParams, Api.config_reload, True),
+    "bundle": Method(NoParams, Api.bundle, True),
+}

@@ -1,0 +1,132 @@
+"""What the daemon knows of an artifact: its header here, everything else from a process of its own.
+
+A candidate may be anything. `inspect` reads all of it (structure, checksums, board, signature) in a
+child, so that neither its size nor what it does to a reader becomes the daemon's; `declared` reads
+256 bytes of a version that has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemctl.config import ModelsConfig
+from gemctl.errors import ApiError
+from gemrun.format import spec
+from gemrun.format.codes import FormatError
+from gemrun.format.spec import ENTRY_SIZE, HEADER_SIZE, MAGIC, Header, Section, fourcc
+
+INSPECT_S = 600.0  # a large file on a slow disk
+ANSWER_MOST = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the header promises. Sizes in bytes."""
+
+    ram_total: int
+    ram_weights: int  # of that, mapped from the file
+    kv_layout_id: int  # equal for equal context, KV type and shape
+    target: str
+
+
+@dataclass(frozen=True)
+class Thermal:
+    """The thermal policy in an artifact, in C; None: it says nothing."""
+
+    threshold_c: float | None = None
+    continuous_c: float | None = None  # the board's limit for continuous load
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A candidate that may be loaded."""
+
+    declared: Declared
+    context: int  # tokens
+    tests: int  # stored test vectors
+    thermal: Thermal
+    signature: str  # a sentence
+    warnings: tuple[str, ...] = ()
+
+
+def declared(path: Path) -> Declared:
+    """The header's figures. Raises ApiError("refused")."""
+    try:
+        with path.open("rb") as stream:
+            header = Header.unpack(stream.read(HEADER_SIZE))
+    except (OSError, FormatError, ValueError) as error:
+        raise ApiError("refused", f"{path.name}: no header: {error}; stage it again") from None
+    if header.magic != MAGIC:
+        raise ApiError("refused", f"{path.name}: not a .gembin file; give one that gemmake made")
+    return Declared(
+        header.ram_total,
+        header.ram_weights,
+        header.kv_layout_id,
+        header.target.rstrip(b"\0").decode("ascii", "replace"),
+    )
+
+
+def thermal(path: Path) -> Thermal:
+    """The thermal policy of a version that has passed its checks."""
+    with path.open("rb") as stream:
+        header = Header.unpack(stream.read(HEADER_SIZE))
+        stream.seek(header.table_offset)
+        table = stream.read(header.section_count * ENTRY_SIZE)
+        for at in range(0, len(table), ENTRY_SIZE):
+            entry = Section.unpack(table, at)
+            if entry.type == fourcc("THRM"):
+                stream.seek(entry.offset)
+                policy = spec.Thermal.unpack(stream.read(entry.size))
+                return Thermal(policy.threshold_c or None, policy.device_max_c or None)
+    return Thermal()
+
+
+def _result(name: str, answer: dict[str, Any]) -> Inspected:
+    if "error" in answer:
+        raise ApiError("refused", f"{name}: {answer['error']}")
+    facts = dict(answer)
+    return Inspected(
+        declared=Declared(**facts.pop("declared")),
+        thermal=Thermal(**facts.pop("thermal")),
+        warnings=tuple(facts.pop("warnings")),
+        **facts,
+    )
+
+
+async def inspect(name: str, path: Path, config: ModelsConfig, root: Path) -> Inspected:
+    """Read a whole candidate. Raises ApiError: refused, timeout. `root`: sensors.sysfs_root."""
+    options = {
+        "path": str(path),
+        "signature": config.signature,
+        "keys_dir": str(config.keys_dir),
+        "allow_foreign_board": config.allow_foreign_board,
+        "root": str(root),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gemctl.inspect", json.dumps(options)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), INSPECT_S)
+    except (asyncio.TimeoutError, TimeoutError):
+        reason = f"{name}: not read within {INSPECT_S:g} s; check the disk"
+        raise ApiError("timeout", reason) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        answer = json.loads(output[:ANSWER_MOST])
+    except ValueError:
+        reason = f"{name}: its reader ended with code {process.returncode}; check the file"
+        raise ApiError("refused", reason) from None
+    return _result(name, answer)

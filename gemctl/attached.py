@@ -1,0 +1,129 @@
+"""Programs that link the engine and let the daemon see and steer it (gemrun_control.h).
+
+Their requests are their own. The daemon reads their figures, sets their pace, and disables, enables
+or replaces their model; it never ends their process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemctl import artifact
+from gemctl.channel import Channel, error_of
+from gemctl.config import ModelsConfig
+from gemctl.copying import Pace as CopyPace
+from gemctl.errors import ApiError
+from gemctl.events import EventHub
+from gemctl.models import Pace
+from gemctl.store import Store
+
+if TYPE_CHECKING:
+    from gemctl.api import ReplaceParams
+
+ANSWER_S = 60.0  # a replacement opens, tests and warms before it answers
+STATS_S = 1.0
+
+
+class Attached:
+    """One program. `figures` is its newest `stats` event."""
+
+    def __init__(
+        self, name: str, pid: int, store: Store, config: ModelsConfig, root: Path, hub: EventHub
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.facts: dict[str, Any] = {}
+        self.figures: dict[str, Any] = {}
+        self.channel = Channel(name)
+        self.task: asyncio.Task[None] | None = None
+        self._store = store
+        self._config = config
+        self._root = root
+        self._hub = hub
+
+    async def run(self, pace: Pace) -> None:
+        """Follow its figures until it is gone. The channel is open."""
+        ready = await asyncio.wait_for(self.channel.ready, ANSWER_S)
+        if ready["event"] == "error":
+            raise error_of(ready)
+        self.facts = ready
+        self._hub.publish("program.attached", model=self.name, pid=self.pid)
+        await self.pace(pace)
+        while not self.channel.closed.is_set():
+            with contextlib.suppress(ApiError):
+                self.figures = await self.channel.request("stats", ANSWER_S)
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self.channel.closed.wait(), STATS_S)
+        self._hub.publish("program.gone", model=self.name, pid=self.pid)
+
+    def brief(self) -> dict[str, Any]:
+        """A line of `model.list`."""
+        enabled = self.figures.get("enabled", self.facts.get("enabled", False))
+        return {
+            "name": self.name,
+            "active": False,
+            "attached": True,
+            "pid": self.pid,
+            "state": "serving" if enabled else "disabled",
+            "digest": None,
+            "pinned": False,
+            "priority": 1,
+            "memory_bytes": self.facts.get("ram_total", 0) if enabled else 0,
+            "versions": 0,
+            "figures": {k: v for k, v in self.figures.items() if k not in ("event", "id")},
+        }
+
+    async def pace(self, pace: Pace) -> None:
+        """Set its pace; one that is gone needs none."""
+        with contextlib.suppress(ApiError):
+            await self.channel.request("pace", ANSWER_S, **vars(pace))
+
+    async def disable(self) -> dict[str, Any]:
+        """Free its model's memory after its last request."""
+        await self.channel.request("disable", ANSWER_S)
+        self.figures["enabled"] = False
+        return {"model": self.name, "attached": True}
+
+    async def enable(self, prompt: str | None) -> dict[str, Any]:
+        """Open its model again."""
+        more = {} if prompt is None else {"warmup_prompt": prompt}
+        await self.channel.request("enable", ANSWER_S, **more)
+        self.figures["enabled"] = True
+        return {"model": self.name, "attached": True}
+
+    async def replace(self, descriptor: int, p: ReplaceParams) -> dict[str, Any]:
+        """Stage and verify a file here, then let the program open it from the store."""
+        copy = os.dup(descriptor)
+        try:
+            staged = await asyncio.to_thread(
+                self._store.stage,
+                self.name,
+                copy,
+                size_most=self._config.size_most_bytes,
+                pace=CopyPace(),
+            )
+        finally:
+            os.close(copy)
+        path = self._store.path(self.name, staged.digest)
+        try:
+            await artifact.inspect(self.name, path, self._config, self._root)
+            answer = await self.channel.request(
+                "replace",
+                ANSWER_S,
+                path=str(path),
+                warmup_prompt=p.warmup_prompt or self._config.warmup_prompt,
+                allow_layout_change=int(p.allow_layout_change),
+            )
+        except ApiError as error:
+            await asyncio.to_thread(
+                self._store.mark_bad, self.name, staged.digest, error.message[:200]
+            )
+            raise
+        await asyncio.to_thread(self._store.mark_good, self.name, staged.digest)
+        times = {key: value for key, value in answer.items() if key not in ("event", "id")}
+        self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
+        return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}

@@ -1,0 +1,508 @@
+"""gemctld: puts the parts together, starts what was wanted, and ends in order.
+
+    gemctld [--config FILE]
+
+One event loop owns everything. Nothing here imports the engine: workers are processes. Order of a
+start: state and store, sockets, READY, then the models, so that a model that takes the board down
+can still be told to stop before it is loaded at the next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from gemctl import config as config_
+from gemctl import metrics as metrics_
+from gemctl import mqtt, replace, server, web
+from gemctl import power as power_
+from gemctl.api import Api
+from gemctl.attached import Attached
+from gemctl.core import slots
+from gemctl.errors import ApiError
+from gemctl.events import EventHub
+from gemctl.history import History
+from gemctl.models import Models
+from gemctl.notify import notify, watchdog_s
+from gemctl.powerd_client import PowerdClient
+from gemctl.sensors import Sensors
+from gemctl.state import Boot, StateFile
+from gemctl.store import Store, check_name
+from gemctl.throttling import Throttle
+
+VERSION = "0.1.0"
+LOG_KEPT = 500
+EVERY_S = 1.0  # history, flash and watchdog
+STOP_S = 10.0
+
+
+class Daemon:
+    """The daemon's parts. `run` serves until `stop` is set."""
+
+    def __init__(self, config: config_.Config, path: Path | None = None) -> None:
+        self.config = config
+        self.path = path
+        self.stop = asyncio.Event()
+        self.started = time.time()
+        self.hub = EventHub()
+        self.history = History()
+        self.lines: deque[str] = deque(maxlen=LOG_KEPT)
+        self.metrics = metrics_.Prometheus() if config.metrics.listen else metrics_.Metrics()
+        config.daemon.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self.store = Store(config.daemon.state)
+        self.state_file = StateFile(config.daemon.state)
+        self.models = Models(
+            config, self.store, self.state_file, self.hub, self.history, self.metrics
+        )
+        root = config.sensors.sysfs_root
+        self.sensors = Sensors(
+            root,
+            config.sensors.zones,
+            config.sensors.external,
+            config.sensors.external_max_age_s,
+        )
+        self.power = power_.Power(root)
+        self.powerd = PowerdClient(config.sensors.powerd_socket)
+        self.throttle = Throttle(
+            config, self.models, self.hub, self.metrics, self.sensors, self.power, self.powerd
+        )
+        self.models.on_trial = functools.partial(replace.begin_probation, self.models)
+        self.models.on_phase = self.throttle.phase_changed
+        self.api = Api(self)
+        self.attached: dict[str, Attached] = {}
+        self.bridge: Any = None
+        self.warnings: list[str] = []
+        self.reloading: asyncio.Future[None] | None = None
+
+    def log(self, line: str) -> None:
+        """To stderr, where the journal takes it, and to the ring that a bundle holds."""
+        self.lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}")
+        print(f"gemctld: {line}", file=sys.stderr, flush=True)
+
+    def warn(self, line: str) -> None:
+        """A line that doctor repeats."""
+        self.warnings.append(line)
+        self.log(line)
+
+    # ---- life ----
+
+    async def run(self) -> None:
+        """Serve until stopped. Raises ApiError where it cannot listen."""
+        boot = await asyncio.to_thread(self.state_file.boot)
+        self.models.state = boot.state
+        for line in boot.warnings:
+            self.warn(line)
+        sock = server.listen(self.config.daemon)
+        front = server.Server(sock, self.config.daemon, self.api, self.attach)
+        jobs: list[Coroutine[Any, Any, None]] = [
+            front.run(),
+            self.throttle.run(),
+            self._every_second(),
+            self._follow(),
+        ]
+        if self.config.metrics.listen:
+            jobs.append(
+                web.serve(
+                    self.config.metrics.listen,
+                    self.api,
+                    self.history,
+                    self.hub,
+                    self.metrics,
+                    self.stop,
+                )
+            )
+        if self.config.mqtt.host:
+            jobs.append(self._mqtt())
+        tasks = [asyncio.create_task(self._guard(job)) for job in jobs]
+        notify("READY=1", "STATUS=listening")
+        self.log(f"listens on {self.config.daemon.socket}")
+        loading = asyncio.create_task(self._boot(boot))
+        await self.stop.wait()
+        notify("STOPPING=1")
+        await self._end([loading, *tasks])
+
+    async def _guard(self, job: Coroutine[Any, Any, None]) -> None:
+        """A part that fails is told, and the daemon ends: systemd starts it again."""
+        try:
+            await job
+        except asyncio.CancelledError:
+            raise
+        except ApiError as error:
+            self.warn(error.message)
+            if error.code != "failed":  # an extra that is missing is no reason to end
+                self.stop.set()
+        except Exception as error:
+            self.log(f"{type(error).__name__}: {error}")
+            self.stop.set()
+            raise
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self.models.stop(), STOP_S)
+        for program in self.attached.values():
+            await program.channel.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.powerd.close()
+        with contextlib.suppress(ApiError):
+            self.state_file.flush(force=True)
+        self.sensors.close()
+        self.state_file.close()
+        self.store.close()
+        with contextlib.suppress(OSError):
+            self.config.daemon.socket.unlink()
+        self.log("ended")
+
+    async def _boot(self, boot: Boot) -> None:
+        """Load what was wanted, the active model first."""
+        if boot.dropped is not None:
+            name, digest = boot.dropped.name, boot.dropped.digest
+            self.warn(f"{name}: {digest[:12]} was on probation over {boot.dropped} starts; dropped")
+            with contextlib.suppress(ApiError):
+                await asyncio.to_thread(
+                    self.store.mark_bad, name, digest, "not kept over several starts"
+                )
+            self.hub.publish("probation.bad", model=name, digest=digest, text="boot loop")
+        with contextlib.suppress(ApiError):
+            await asyncio.to_thread(
+                self.store.collect, self.models.in_use(), self.config.models.keep
+            )
+        for load in boot.loads:
+            try:
+                if load.trial and load.digest is not None:
+                    await replace.resume_trial(self.models, load.name, load.digest)
+                else:
+                    await self.models.load(load.name, self._present(load.name, load.digest))
+            except ApiError as error:
+                self.warn(f"{load.name}: was not loaded: {error.message}")
+        self._place_disabled()
+        notify(f"STATUS={self.models.active or 'no model'}")
+
+    def _present(self, name: str, digest: str | None) -> str | None:
+        """The wanted version if it is there, else the store's current one."""
+        there = {v.digest for v in self.store.versions(name).present}
+        return digest if digest in there else None
+
+    def _place_disabled(self) -> None:
+        """Models that were disabled are known as such."""
+        for name, wanted in self.models.state.models.items():
+            versions = self.store.versions(name)
+            digest = wanted.digest or versions.current
+            if wanted.enabled or digest is None:
+                continue
+            model = self.models.add(name)
+            if model.current is None:
+                slot = self.models.new_slot(name, digest)
+                slot.move("disable", "disabled before the start")
+                model.current = slot
+
+    async def _mqtt(self) -> None:
+        taps = {
+            topic: (lambda payload, topic=topic: self.sensors.feed(topic, payload))
+            for topic in self.sensors.topics
+        }
+        self.bridge = mqtt.bridge(self.config.mqtt, self.api, self.hub, taps=taps)
+        await self.bridge.run(self.stop)
+
+    async def _follow(self) -> None:
+        """Every event is counted, and logged where a person will want to know of it."""
+        with self.hub.follow() as events:
+            async for event in events:
+                self.metrics.event(event.kind)
+                fields = " ".join(f"{key}={value}" for key, value in event.fields.items())
+                self.lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {event.kind} {fields}")
+                if event.kind in LOGGED:
+                    print(f"gemctld: {event.kind} {fields}", file=sys.stderr, flush=True)
+
+    async def _every_second(self) -> None:
+        feed = watchdog_s()
+        fed = time.monotonic()
+        while True:
+            await asyncio.sleep(EVERY_S)
+            now = time.monotonic()
+            self._note(now)
+            with contextlib.suppress(ApiError):
+                self.state_file.flush()
+            for model in self.models.models.values():
+                self.metrics.queue_length(model.name, len(model.turns))
+            if feed is not None and now - fed >= min(feed, 10.0):
+                notify("WATCHDOG=1")  # workers that hang were ended by their heartbeat by now
+                fed = now
+
+    def _note(self, now: float) -> None:
+        d = self.throttle.decision
+        model = self.models.models.get(self.models.active or "")
+        last = model.figures.last if model is not None else {}
+        reading = self.throttle.reading
+        self.history.add(
+            now,
+            {
+                "temp_c": d.temp_c if d else None,
+                "predicted_c": d.predicted_c if d else None,
+                "throttle_level": float(d.level) if d else None,
+                "duty": d.duty if d else None,
+                "throughput_tps": last.get("decode_tps") if model and model.current else None,
+                "tokens": float(self.models.tokens()),
+                "power_w": reading.power_w if reading else None,
+                "queued": float(sum(len(m.turns) for m in self.models.models.values())),
+            },
+        )
+
+    # ---- programs that attach ----
+
+    async def attach(self, name: str, pid: int, sock: socket.socket) -> None:
+        """A program of ours is at the other end. Returns at once; the rest is a task."""
+        try:
+            check_name(name)
+        except ApiError:
+            sock.close()
+            return
+        old = self.attached.pop(name, None)
+        if old is not None:
+            await old.channel.close()
+        program = Attached(
+            name,
+            pid,
+            self.store,
+            self.config.models,
+            self.config.sensors.sysfs_root,
+            self.hub,
+        )
+        self.attached[name] = program
+        await program.channel.open(sock)
+        program.task = asyncio.create_task(self._serve_program(program))
+
+    async def _serve_program(self, program: Attached) -> None:
+        try:
+            await program.run(self.models.pace)
+        except (ApiError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError) as error:
+            self.log(f"{program.name}: attached program ended: {error or type(error).__name__}")
+        finally:
+            await program.channel.close()
+            if self.attached.get(program.name) is program:
+                del self.attached[program.name]
+
+    def attached_named(self, name: str | None) -> Attached | None:
+        """A program by its name, where no model of ours has it."""
+        return None if name in self.models.models else self.attached.get(name or "")
+
+    def attached_list(self) -> list[dict[str, Any]]:
+        """For `model.list`."""
+        return [program.brief() for program in self.attached.values()]
+
+    # ---- what is told ----
+
+    @property
+    def auto_reset(self) -> bool:
+        """Whether the KV cache is emptied after every answer."""
+        wanted = self.models.state.auto_reset_kv_cache
+        return self.config.models.auto_reset_kv_cache if wanted is None else wanted
+
+    def stats(self) -> dict[str, Any]:
+        """`gemctl stats --json`: the order of the keys is part of the interface."""
+        model = self.models.models.get(self.models.active or "")
+        slot = model.current if model is not None else None
+        last = model.figures.last if model is not None else {}
+        facts = slot.worker.facts if slot is not None and slot.worker is not None else None
+        d, reading = self.throttle.decision, self.throttle.reading
+        p50, p95 = self.history.ttft_percentiles(time.monotonic())
+        used = 0 if self.auto_reset or facts is None else last.get("kv_used", 0)
+        per_token = facts.ram_kv / facts.kv_size if facts is not None else 0.0
+        throttle = self.throttle.describe()
+        return {
+            "ttft_ms": last.get("ttft_ms"),
+            "throughput_tps": last.get("decode_tps"),
+            "kv_cache_used": used,
+            "temp_c": d.temp_c if d else None,
+            "v": 1,
+            "ts": round(time.time(), 3),
+            "model": self.models.active,
+            "digest": slot.digest if slot is not None else None,
+            "state": model.state if model is not None else "empty",
+            "throttle": {
+                key: throttle[key]
+                for key in ("mode", "level", "duty", "reason", "threshold_c", "predicted_c")
+            },
+            "power_w": reading.power_w if reading else None,
+            "energy_per_token_j": self.throttle.energy_per_token(),
+            "requests": {
+                "active": sum(s.busy for m in self.models.models.values() for s in m.slots()),
+                "queued": sum(len(m.turns) for m in self.models.models.values()),
+                "done": sum(m.figures.done for m in self.models.models.values()),
+                "failed": sum(m.figures.failed for m in self.models.models.values()),
+            },
+            "swap": model.swap if model is not None else {},
+            "kv_cache_size": facts.kv_size if facts is not None else None,
+            "kv_cache_used_bytes": round(used * per_token),
+            "kv_cache_hit_ratio": None,
+            "ttft_p50_ms": p50,
+            "ttft_p95_ms": p95,
+        }
+
+    def info(self) -> dict[str, Any]:
+        """`daemon.info`."""
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - self.started, 1),
+            "config": str(self.path) if self.path else None,
+            "socket": str(self.config.daemon.socket),
+            "state": str(self.config.daemon.state),
+            "state_bytes_written": self.state_file.bytes_written,
+            "rss_bytes": _rss(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "tick_ms": round(self.throttle.tick_ms, 3),
+            "mqtt": self.bridge.info() if self.bridge is not None else None,
+            "attached": sorted(self.attached),
+        }
+
+    def doctor(self) -> list[dict[str, Any]]:
+        """Checks with a word (ok, warn, bad) and a sentence each."""
+        checks = [_check("warn", "daemon", line) for line in self.warnings]
+        program = shutil.which(self.config.worker.program)
+        checks.append(
+            _check("ok", "worker", f"{program} is there")
+            if program
+            else _check(
+                "bad", "worker", f"{self.config.worker.program}: not found; set worker.program"
+            )
+        )
+        for row in self.sensors.states():
+            if row["used"]:
+                good = row["celsius"] is not None and not row["reason"]
+                what = f"{row['celsius']} C" if good else str(row["reason"])
+                checks.append(_check("ok" if good else "warn", f"sensor {row['name']}", what))
+        rails = self.power.states()
+        what = f"{len(rails)} rails" if rails else "no power rail; power_w stays unknown"
+        checks.append(_check("ok" if rails else "warn", "power", what))
+        checks += [
+            _check("warn", found.name, found.sentence)
+            for found in power_.findings(self.config.sensors.sysfs_root)
+        ]
+        helper = "connected" if self.powerd.present else "absent: pacing only, no clock caps"
+        checks.append(_check("ok" if self.powerd.present else "warn", "gemctl-powerd", helper))
+        free = shutil.disk_usage(self.config.daemon.state).free
+        room = f"{free >> 20} MiB free in {self.config.daemon.state}"
+        checks.append(_check("ok" if free > 1 << 30 else "warn", "store", room))
+        checks.append(self._check_memory())
+        if self.bridge is not None:
+            info = self.bridge.info()
+            what = "connected" if info["connected"] else str(info["reason"])
+            checks.append(_check("ok" if info["connected"] else "warn", "mqtt", what))
+        return checks
+
+    def _check_memory(self) -> dict[str, Any]:
+        memory = self.models.memory()
+        held = sum(model.size for model in self.models.held())
+        what = f"{held >> 20} MiB of {memory.ceiling >> 20} MiB for models are taken"
+        return _check("ok" if held <= memory.ceiling else "bad", "memory", what)
+
+    def bundle(self) -> dict[str, Any]:
+        """For support: everything but prompts, answers and passwords."""
+        return {
+            "info": self.info(),
+            "stats": self.stats(),
+            "throttle": self.throttle.describe(),
+            "doctor": self.doctor(),
+            "config": self.config.model_dump(mode="json"),
+            "wanted": self.models.state.model_dump(mode="json"),
+            "events": [event.as_dict() for event in self.hub.recent()],
+            "history": self.history.query(3600, 10),
+            "log": list(self.lines),
+            "slots": slots.table_text().splitlines(),
+        }
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration again; what needs a restart keeps its old value."""
+        new = config_.load(self.path)
+        kept = config_.restart_needed(self.config, new)
+        merged = new.model_copy(
+            update={t: getattr(self.config, t) for t in ("daemon", "metrics", "sensors", "worker")}
+        )
+        self.config = self.models.config = self.throttle.config = merged
+        for model in self.models.models.values():
+            model.turns.most = merged.models.queue
+        self.hub.publish("config.reloaded", restart_needed=kept)
+        return {"restart_needed": kept}
+
+
+LOGGED = frozenset(
+    {
+        *("worker.exit", "worker.restart", "slot.faulted", "replace.done", "replace.failed"),
+        *("probation.good", "probation.bad", "throttle.level", "sensor.fault", "sensor.ok"),
+        *("mqtt.connected", "mqtt.lost", "audit", "config.reloaded", "hook", "model.switched"),
+    }
+)
+
+
+def _check(level: str, name: str, text: str) -> dict[str, Any]:
+    return {"level": level, "name": name, "text": text}
+
+
+def _rss() -> int:
+    """Resident memory of this process, in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+async def serve(config: config_.Config, path: Path | None) -> int:
+    """Run a daemon until SIGTERM or SIGINT; its exit code."""
+    loop = asyncio.get_running_loop()
+    daemon = Daemon(config, path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop.set)
+
+    def reload() -> None:
+        daemon.reloading = asyncio.ensure_future(_reload(daemon))
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await daemon.run()
+    return 0
+
+
+async def _reload(daemon: Daemon) -> None:
+    try:
+        await daemon.reload()
+    except ApiError as error:
+        daemon.log(f"{error.message} (the configuration stays as it was)")
+
+
+def main() -> None:
+    """The gemctld command."""
+    parser = argparse.ArgumentParser(prog="gemctld", description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, help="TOML file; /etc/gemctl/gemctl.toml if there")
+    parser.add_argument("--check", action="store_true", help="check the file, and end")
+    parser.add_argument("--version", action="version", version=f"gemctld {VERSION}")
+    given = parser.parse_args()
+    usual = Path("/etc/gemctl/gemctl.toml")
+    path = given.config or (usual if usual.exists() else None)
+    try:
+        config = config_.load(path)
+        if given.check:
+            print(f"gemctld: {path or 'defaults'}: good")
+            sys.exit(0)
+        sys.exit(asyncio.run(serve(config, path)))
+    except ApiError as error:
+        print(f"gemctld: {error.message}", file=sys.stderr)
+        sys.exit(2 if error.code == "bad_request" else 8)
+
+
+if __name__ == "__main__":
+    main()

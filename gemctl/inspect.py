@@ -1,0 +1,91 @@
+"""Reads a candidate in a process of its own: `python -m gemctl.inspect OPTIONS`, see artifact.py.
+
+Prints one JSON object: the facts, or {"error": sentence}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gemctl import sign
+from gemctl.artifact import Declared, Thermal
+from gemctl.errors import ApiError
+from gemrun.format.codes import FormatError
+from gemrun.format.reader import Artifact, read_artifact
+
+ARCHES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def _boards(root: Path) -> list[str]:
+    """What the device tree says that this machine is; empty on machines without one."""
+    try:
+        data = (root / "proc/device-tree/compatible").read_bytes()
+    except OSError:
+        return []
+    return [name.decode("ascii", "replace") for name in data.split(b"\0") if name]
+
+
+def board_problem(hdf: dict[str, Any], boards: list[str], arch: str) -> str:
+    """Why the artifact is for another board, or "". A generic one is for any."""
+    wanted, identity = list(hdf.get("compatible", [])), str(hdf.get("id", "?"))
+    if identity.startswith("generic-") or not wanted:
+        return ""
+    here = boards[0] if boards else arch
+    other_arch = str(hdf.get("target", {}).get("arch", arch)) != arch
+    if other_arch or (boards and not set(wanted) & set(boards)):
+        return (
+            f"HDF version mismatch: built for {identity}, this is {here}; rebuild with the right "
+            "--target, or set models.allow_foreign_board"
+        )
+    return ""
+
+
+def _facts(artifact: Artifact, signature: sign.Verdict, warnings: list[str]) -> dict[str, Any]:
+    header, thermal = artifact.header, artifact.thermal
+    target = header.target.rstrip(b"\0").decode("ascii", "replace")
+    made = Declared(header.ram_total, header.ram_weights, header.kv_layout_id, target)
+    return {
+        "declared": asdict(made),
+        "context": artifact.conf.context,
+        "tests": len(artifact.tests),
+        "thermal": asdict(Thermal(thermal.threshold_c or None, thermal.device_max_c or None)),
+        "signature": signature.sentence,
+        "warnings": warnings,
+    }
+
+
+def run(options: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a file, or what is wrong with it."""
+    path = Path(options["path"])
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        verdict = sign.check(descriptor, options["signature"], Path(options["keys_dir"]))
+        sign.demand(verdict)
+    finally:
+        os.close(descriptor)
+    warnings = [verdict.sentence] if verdict.warning else []
+    with read_artifact(path) as artifact:
+        arch = ARCHES.get(platform.machine().lower(), platform.machine())
+        problem = board_problem(dict(artifact.hdf), _boards(Path(options["root"])), arch)
+        if problem and not options["allow_foreign_board"]:
+            return {"error": problem}
+        return _facts(artifact, verdict, warnings + [problem] * bool(problem))
+
+
+def main() -> None:
+    """Print the answer; every expected failure is one."""
+    try:
+        answer = run(json.loads(sys.argv[1]))
+    except (ApiError, FormatError, OSError) as error:
+        answer = {"error": getattr(error, "message", None) or str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

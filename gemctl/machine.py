@@ -1,0 +1,43 @@
+"""Figures of the machine that decide what may be loaded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gemctl.core.policy import Memory
+
+KIB = 1024
+PIECE = 4 << 20  # bytes that are asked for at once
+LOOK_S = 0.02  # between two looks whether somebody waits for a first token
+
+
+def memory(root: Path, most: int) -> Memory:
+    """Total and available memory in bytes; of a control group where that is less."""
+    fields = {}
+    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+        key, _, rest = line.partition(":")
+        fields[key] = int(rest.split()[0]) * KIB
+    total, available = fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"])
+    return Memory(total=total, available=available, most=most)
+
+
+def prefault(path: Path, mbps: float, busy: Callable[[], bool]) -> int:
+    """Bring a file into the page cache at `mbps` (decimal MB/s) at most; its size in bytes.
+
+    Waits while `busy`: nobody's first token is to wait for the disk behind it.
+    """
+    with path.open("rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        started, slept = time.monotonic(), 0.0
+        for at in range(0, size, PIECE):
+            waited = time.monotonic()
+            while busy():
+                time.sleep(LOOK_S)
+            slept += time.monotonic() - waited
+            os.posix_fadvise(stream.fileno(), at, PIECE, os.POSIX_FADV_WILLNEED)
+            due = started + slept + (at + PIECE) / (mbps * 1e6)
+            time.sleep(max(0.0, due - time.monotonic()))
+    return size

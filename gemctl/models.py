@@ -1,0 +1,653 @@
+"""The models of this device: what is loaded, who answers, and what happens when a worker ends.
+
+One writer: everything here runs on the daemon's event loop, and every change of a slot's state goes
+through `Slot.move`, which asks the table first and tells everybody afterwards. A model has a slot
+that serves, and beside it at most one that comes (replace.py) and one that is kept for a rollback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemctl import artifact, machine
+from gemctl.config import Config
+from gemctl.core import policy, slots
+from gemctl.errors import ApiError
+from gemctl.events import EventHub
+from gemctl.history import History
+from gemctl.metrics import Metrics
+from gemctl.state import StateFile, with_model, without_model
+from gemctl.store import Store, check_name
+from gemctl.turns import Engine, Turns
+from gemctl.worker import Worker
+
+RETRIES = 1  # of a request whose worker ended under it
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the throttle allows every worker."""
+
+    duty: float = 1.0
+    threads: int = 0
+    prefill_duty: float = 1.0
+    prefill_threads: int = 0
+
+
+class Slot(Engine):
+    """One version of a model on its way through one worker process."""
+
+    def __init__(self, name: str, digest: str, path: Path, hub: EventHub, crashes: slots.Crashes):
+        super().__init__()
+        self.name = name
+        self.digest = digest
+        self.path = path
+        self.state: slots.State = "empty"
+        self.worker: Worker | None = None
+        self.declared: artifact.Declared | None = None
+        self.thermal = artifact.Thermal()
+        self.crashes = crashes
+        self.prefilling = False  # a prompt is read: its first token is not here yet
+        self.failures = 0  # of requests, since it serves
+        self.answers = 0
+        self.watch: asyncio.Task[None] | None = None
+        self._hub = hub
+
+    def move(self, event: slots.Event, cause: str) -> None:
+        """Follow the table. Raises ApiError("conflict") where it refuses."""
+        before = self.state
+        try:
+            self.state = slots.step(before, event)
+        except slots.TransitionError as error:
+            raise ApiError("conflict", f"{self.name}: {error}") from None
+        self._hub.publish(
+            "slot.state",
+            **{"model": self.name, "digest": self.digest[:12], "from": before, "to": self.state},
+            cause=cause,
+        )
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it holds memory."""
+        return self.worker is not None
+
+    @property
+    def held(self) -> policy.Held:
+        """What it takes, for admission."""
+        assert self.declared is not None
+        return policy.Held(self.name, self.declared.ram_total, self.declared.ram_weights)
+
+
+@dataclass
+class Figures:
+    """Of a model's requests."""
+
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+    last: dict[str, Any] = field(default_factory=dict)  # the newest `done` event
+    step_ms: float | None = None  # per token, smoothed
+
+
+@dataclass
+class Model:
+    """A name, its slots and its queue."""
+
+    name: str
+    turns: Turns
+    current: Slot | None = None
+    candidate: Slot | None = None
+    kept: Slot | None = None
+    figures: Figures = field(default_factory=Figures)
+    swap: dict[str, Any] = field(default_factory=dict)  # of the newest replacement
+    busy: str = ""  # the procedure that changes it now
+    priority: int = 1
+    probation: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> slots.State:
+        """Of the slot that people mean."""
+        slot = self.current or self.candidate
+        return slot.state if slot is not None else "empty"
+
+    def slots(self) -> list[Slot]:
+        """All that there are."""
+        return [s for s in (self.current, self.candidate, self.kept) if s is not None]
+
+
+class Models:
+    """All models. Made once; `stop` ends every worker."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        state: StateFile,
+        hub: EventHub,
+        history: History,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.state_file = state
+        self.hub = hub
+        self.history = history
+        self.metrics = metrics
+        self.clock = clock
+        self.on_trial: Callable[[Model, Slot], None] = lambda model, slot: None
+        self.on_phase: Callable[[], None] = lambda: None  # a prompt begins, or has been read
+        self.models: dict[str, Model] = {}
+        self.pace = Pace()
+        self.max_new_tokens: int | None = None
+        self.state = state.load().state
+        self._changing = asyncio.Lock()  # admission and start, one at a time
+
+    # ---- names ----
+
+    @property
+    def active(self) -> str | None:
+        """The model that answers when no name is given."""
+        return self.state.active
+
+    def model(self, name: str) -> Model:
+        """A model by name, made where it has versions in the store. Raises not_found."""
+        check_name(name)
+        if name not in self.models:
+            if not self.store.versions(name).present:
+                raise ApiError("not_found", f"{name}: no such model; see gemctl model list")
+            self.add(name)
+        return self.models[name]
+
+    def add(self, name: str) -> Model:
+        """A model that may not have a version yet."""
+        if name not in self.models:
+            turns = Turns(name, self.config.models.queue, self.clock)
+            wanted = self.state.models.get(name)
+            priority = wanted.priority if wanted is not None else 1
+            self.models[name] = Model(name, turns, priority=priority)
+        return self.models[name]
+
+    def named(self, name: str | None) -> Model:
+        """A model by name, or the active one."""
+        chosen = name or self.active
+        if chosen is None:
+            raise ApiError("not_found", "no model is active; name one, or gemctl switch-model NAME")
+        return self.model(chosen)
+
+    def save(self, **changes: Any) -> None:
+        """Change the wanted state and keep it. Raises ApiError where the disk takes nothing."""
+        self.state = self.state.model_copy(update=changes)
+        self.state_file.save(self.state)
+
+    def want(self, name: str, **changes: Any) -> None:
+        """Change what is wanted of a model, and keep it."""
+        self.state = with_model(self.state, name, **changes)
+        self.state_file.save(self.state)
+
+    def forget(self, name: str) -> None:
+        """Drop what was wanted of a model."""
+        self.state = without_model(self.state, name)
+        self.state_file.save(self.state)
+
+    @contextlib.contextmanager
+    def changing(self, model: Model, what: str) -> Any:
+        """One procedure at a time changes a model."""
+        if model.busy:
+            raise ApiError("conflict", f"{model.name}: {model.busy} is under way; wait for its end")
+        model.busy = what
+        try:
+            yield
+        finally:
+            model.busy = ""
+
+    # ---- memory ----
+
+    def in_use(self) -> set[str]:
+        """Digests that must not be deleted."""
+        slots_ = [slot for model in self.models.values() for slot in model.slots()]
+        return {slot.digest for slot in slots_}
+
+    def held(self, without: Slot | None = None) -> list[policy.Held]:
+        """What is loaded."""
+        slots_ = [slot for model in self.models.values() for slot in model.slots()]
+        return [s.held for s in slots_ if s.loaded and s is not without and s.declared is not None]
+
+    def memory(self) -> policy.Memory:
+        """Of the machine, with the operator's limit."""
+        most = self.config.models.memory_most_bytes
+        return machine.memory(self.config.sensors.sysfs_root, most)
+
+    # ---- start and end of a worker ----
+
+    def new_slot(self, name: str, digest: str) -> Slot:
+        """A slot for a version of the store."""
+        w = self.config.worker
+        crashes = slots.Crashes(
+            most=w.crashes, window_s=w.crash_window_s, first_s=w.backoff_s, most_s=w.backoff_most_s
+        )
+        return Slot(name, digest, self.store.path(name, digest), self.hub, crashes)
+
+    async def start_worker(self, slot: Slot) -> None:
+        """loading -> warming: spawn it. Raises ApiError."""
+        worker = Worker(slot.name, slot.path, self.config.worker, self.clock)
+        slot.worker = worker
+        try:
+            await worker.start()
+        except BaseException:
+            slot.worker = None
+            await worker.stop(grace_s=0)
+            raise
+        slot.move("loaded", "worker is ready")
+        slot.watch = asyncio.create_task(self._watch(slot, worker))
+
+    async def stop_worker(self, slot: Slot) -> None:
+        """End its worker, whatever it does; the memory is free when this returns."""
+        worker, slot.worker = slot.worker, None
+        if slot.watch is not None and slot.watch is not asyncio.current_task():
+            slot.watch.cancel()
+            await asyncio.gather(slot.watch, return_exceptions=True)
+            slot.watch = None
+        if worker is not None:
+            await worker.stop()
+
+    async def warm(self, slot: Slot, prompt: str, tests: bool) -> dict[str, Any]:
+        """warming -> standby: the stored tests and a prompt; how long each took, in ms.
+
+        The pace comes last: the sleep that the tests would owe is nobody's gain.
+        """
+        worker = slot.worker
+        if worker is None:
+            raise ApiError("failed", f"{slot.name}: its worker is gone; try again")
+        times: dict[str, Any] = {}
+        if tests:
+            started = self.clock()
+            times["tests"] = await worker.test(self.config.worker.start_timeout_s)
+            times["test_ms"] = (self.clock() - started) * 1e3
+        if prompt:
+            started = self.clock()
+            async for _ in worker.generate({"prompt": prompt, "max_tokens": 1}):
+                pass
+            await worker.reset()
+            times["warmup_ms"] = (self.clock() - started) * 1e3
+        await worker.pace(**vars(self.pace))
+        slot.move("warmed", "warm-up passed")
+        return times
+
+    async def _watch(self, slot: Slot, worker: Worker) -> None:
+        """A worker that ends by itself: start it again, or give its slot up."""
+        await worker.ended.wait()
+        if worker.stopping or slot.worker is not worker:
+            return
+        slot.worker = None
+        what = worker.epitaph()
+        self.hub.publish(
+            "worker.exit",
+            model=slot.name,
+            digest=slot.digest[:12],
+            code=worker.exit_code,
+            text=what,
+        )
+        slot.crashes = slot.crashes.add(self.clock())
+        if self.models[slot.name].candidate is slot:  # its replacement fails, and cleans up
+            return
+        served = slot.state == "serving"
+        if served:
+            self.models[slot.name].turns.serve(None)  # those who wait, wait on
+        slot.move("crash", what)
+        if slot.state == "empty":
+            slot.idle.set()
+            return
+        await self._restart(slot, served)
+
+    async def _restart(self, slot: Slot, served: bool) -> None:
+        while True:
+            if slot.crashes.is_faulted(self.clock()):
+                slot.move("give_up", f"{len(slot.crashes.times_s)} crashes")
+                self.give_up(slot)
+                return
+            await asyncio.sleep(slot.crashes.next_delay(self.clock()))
+            slot.move("restart", "after a crash")
+            self.hub.publish("worker.restart", model=slot.name, digest=slot.digest[:12])
+            self.metrics.worker_restart(slot.name)
+            slot.watch = None
+            try:
+                await self.start_worker(slot)
+                await self.warm(slot, self.config.models.warmup_prompt, tests=False)
+            except ApiError as error:
+                await self.stop_worker(slot)
+                slot.crashes = slot.crashes.add(self.clock())
+                if slot.state == "warming":
+                    slot.move("crash", error.message)
+                continue
+            if served:
+                self.activate(slot, "back after a crash")
+            return
+
+    def give_up(self, slot: Slot) -> None:
+        """A slot is faulted: nobody waits for it any longer."""
+        model = self.models[slot.name]
+        if model.current is slot:
+            model.turns.serve(None)
+            model.turns.fail(
+                ApiError("failed", f"{slot.name}: faulted; gemctl model clear, or --replace")
+            )
+        self.hub.publish("slot.faulted", model=slot.name, digest=slot.digest[:12])
+
+    def activate(self, slot: Slot, cause: str) -> None:
+        """standby -> serving: requests go there from now on. This is the flip."""
+        slot.move("activate", cause)
+        self.models[slot.name].turns.serve(slot)
+        self.metrics.model_info(slot.name, slot.digest)
+
+    # ---- verbs ----
+
+    async def load(self, name: str, digest: str | None = None, prompt: str | None = None) -> Model:
+        """Load a model's version and let it answer to its name. A loaded one is left alone."""
+        model = self.model(name)
+        with self.changing(model, "a load"):
+            if model.current is None or model.current.state == "empty":
+                await self._load(model, digest, prompt)
+            elif model.current.state == "standby":
+                self.activate(model.current, "load")
+            elif model.current.state != "serving":
+                slots_say = f"{name}: is {model.current.state}; wait, enable it, or clear it"
+                raise ApiError("conflict", slots_say)
+        return model
+
+    async def _load(self, model: Model, digest: str | None, prompt: str | None) -> None:
+        versions, trial = self.store.versions(model.name), self.state.trial
+        on_trial = trial.digest if trial is not None and trial.name == model.name else None
+        wanted = digest or on_trial or versions.current
+        if wanted is None:
+            raise ApiError(
+                "not_found", f"{model.name}: no good version; gemctl model --replace FILE"
+            )
+        slot = self.new_slot(model.name, wanted)
+        slot.declared = artifact.declared(slot.path)
+        slot.thermal = artifact.thermal(slot.path)
+        slot.move("load", "load")
+        await self.admit(slot)
+        slot.move("verified", "header read")
+        model.current = slot
+        try:
+            await self.start_worker(slot)
+            text = self.config.models.warmup_prompt if prompt is None else prompt
+            await self.warm(slot, text, tests=False)
+        except BaseException as error:
+            model.current = None
+            await self.stop_worker(slot)
+            with contextlib.suppress(ApiError):
+                slot.move("fail", str(error))
+            raise
+        self.activate(slot, "loaded")
+        if slot.digest == on_trial:
+            self.on_trial(model, slot)
+
+    async def admit(self, slot: Slot) -> None:
+        """Refuse what does not fit beside what is loaded. Raises ApiError("no_memory")."""
+        answer = policy.admit(self.memory(), self.held(), slot.held)
+        if not answer.fits:
+            raise ApiError("no_memory", answer.sentence)
+
+    async def unload(self, name: str) -> None:
+        """Drain a model and free its memory; it stays in the store."""
+        model = self.model(name)
+        if (wanted := self.state.models.get(name)) is not None and wanted.pinned:
+            raise ApiError("conflict", f"{name}: is pinned; gemctl model pin {name} --off first")
+        with self.changing(model, "an unload"):
+            await self._end_probation(model)
+            await self.retire(model, "unload")
+            model.turns.fail(ApiError("cancelled", f"{name}: was unloaded; load it again"))
+        if self.active == name:
+            self.save(active=None)
+        self.want(name, enabled=False)
+
+    async def _end_probation(self, model: Model) -> None:
+        if model.probation is not None:
+            model.probation.cancel()
+            await asyncio.gather(model.probation, return_exceptions=True)
+            model.probation = None
+
+    async def retire(self, model: Model, cause: str) -> None:
+        """End every slot of a model: no new turns, those in flight end or are cut off."""
+        model.turns.serve(None)
+        for slot in model.slots():
+            await self.drain(slot, cause)
+        model.current = model.candidate = model.kept = None
+        self.metrics.forget_model(model.name)
+
+    async def drain(self, slot: Slot, cause: str) -> float:
+        """Wait for what is in flight, then end the worker; seconds that it took."""
+        started = self.clock()
+        if slot.state in ("serving", "standby"):
+            slot.move("drain", cause)
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(slot.idle.wait(), self.config.models.drain_s)
+        await self.stop_worker(slot)
+        if slot.state == "draining":
+            slot.move("drained", cause)
+        elif slot.state in ("staging", "verifying", "loading", "warming", "standby"):
+            slot.move("unload", cause)
+        return self.clock() - started
+
+    async def disable(self, name: str | None) -> dict[str, Any]:
+        """Free a model's memory until it is enabled, also over a restart."""
+        model = self.named(name)
+        with self.changing(model, "a disable"):
+            self.want(model.name, enabled=False)
+            await self._end_probation(model)
+            started = self.clock()
+            freed = sum(held.size for held in self.held() if held.name == model.name)
+            digest = model.current.digest if model.current is not None else None
+            await self.retire(model, "disable")
+            if digest is not None:
+                slot = self.new_slot(model.name, digest)
+                slot.move("disable", "disable")
+                model.current = slot
+        return {"model": model.name, "freed_bytes": freed, "ms": (self.clock() - started) * 1e3}
+
+    async def enable(self, name: str | None, prompt: str | None) -> dict[str, Any]:
+        """Load a disabled model again and warm it up; how long it took, in ms."""
+        model = self.named(name)
+        started = self.clock()
+        with self.changing(model, "an enable"):
+            digest = model.current.digest if model.current is not None else None
+            if model.current is not None and model.current.state == "serving":
+                return {"model": model.name, "ms": 0.0}
+            model.current = None
+            await self._load(model, digest, prompt)
+            self.want(model.name, enabled=True)
+        return {"model": model.name, "ms": (self.clock() - started) * 1e3}
+
+    async def switch(self, name: str) -> dict[str, Any]:
+        """Let another model be the active one, loaded first where it is not. Times in ms."""
+        started = self.clock()
+        model = self.model(name)
+        state = model.current.state if model.current is not None else "empty"
+        resident = state == "serving"
+        if state == "disabled":
+            await self.enable(name, None)
+        elif not resident:
+            await self.load(name)
+            self.want(name, enabled=True)
+        before = self.active
+        self.save(active=name)
+        took = (self.clock() - started) * 1e3
+        self.hub.publish("model.switched", model=name, before=before, ms=round(took, 3))
+        return {"model": name, "before": before, "resident": resident, "ms": took}
+
+    async def clear(self, name: str) -> None:
+        """A faulted model may be loaded again."""
+        model = self.model(name)
+        slot = model.current
+        if slot is None:
+            raise ApiError("conflict", f"{name}: nothing is loaded; nothing to do")
+        slot.move("clear", "clear")
+        model.current = None
+
+    def pin(self, name: str, pinned: bool) -> None:
+        """A pinned model is never unloaded, by nobody."""
+        self.model(name)
+        self.want(name, pinned=pinned)
+
+    async def set_pace(self, pace: Pace) -> None:
+        """Tell every worker. One that does not answer is its heartbeat's business."""
+        self.pace = pace
+        workers = [s.worker for m in self.models.values() for s in m.slots() if s.worker]
+        asks = [worker.pace(**vars(pace)) for worker in workers if worker.alive]
+        await asyncio.gather(*asks, return_exceptions=True)
+
+    # ---- what the throttle asks and does ----
+
+    def thermal(self) -> artifact.Thermal:
+        """Policy of the active model's artifact, as far as one is loaded."""
+        model = self.models.get(self.active or "")
+        slot = model.current if model is not None else None
+        return slot.thermal if slot is not None else artifact.Thermal()
+
+    def _workers(self) -> list[Worker]:
+        found = [slot.worker for model in self.models.values() for slot in model.slots()]
+        return [worker for worker in found if worker is not None and worker.alive]
+
+    def threads(self) -> int:
+        """Most threads that a worker was opened with; 0 without a worker."""
+        return max((w.facts.threads for w in self._workers() if w.facts is not None), default=0)
+
+    def pids(self) -> list[int]:
+        """Of the workers."""
+        return [worker.pid for worker in self._workers()]
+
+    def prefilling(self) -> bool:
+        """Whether somebody waits for a first token."""
+        return any(s.prefilling for model in self.models.values() for s in model.slots())
+
+    def step_ms(self) -> float | None:
+        """Time per token of the active model, smoothed."""
+        model = self.models.get(self.active or "")
+        return model.figures.step_ms if model is not None else None
+
+    def tokens(self) -> int:
+        """Made since the start, by all models."""
+        return sum(model.figures.tokens for model in self.models.values())
+
+    def shed(self, paused: bool, least_class: int | None, max_new_tokens: int | None) -> None:
+        """Turn work away: all of it, what is less urgent, or long answers."""
+        self.max_new_tokens = max_new_tokens
+        for model in self.models.values():
+            model.turns.least_class = least_class
+            if model.turns.paused != paused:
+                model.turns.pause(paused)
+
+    async def unload_hot(self) -> None:
+        """The last step: free what may be freed. Its models come back with an enable."""
+        for name, model in list(self.models.items()):
+            wanted = self.state.models.get(name)
+            pinned = wanted is not None and wanted.pinned
+            if model.current is not None and model.current.loaded and not pinned and not model.busy:
+                await self.disable(name)
+
+    async def burn(self) -> None:
+        """Work for a thermal calibration."""
+        model = self.named(None)
+        request = policy.Waiting("calibrate", self.clock(), model.priority, 2)
+        fields = {"prompt": "1 2 3 4", "max_tokens": 64, "ignore_stop_ids": True}
+        async for _ in self.generate(model, fields, request):
+            pass
+
+    # ---- requests ----
+
+    async def generate(
+        self, model: Model, fields: dict[str, Any], request: policy.Waiting
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`token` events, then `done`. Raises ApiError.
+
+        A worker that ends under a request costs nothing but time: the same version gives the same
+        tokens again, and those that were sent already are not sent twice.
+        """
+        sent = 0
+        digest = ""
+        for attempt in range(RETRIES + 1):
+            async with model.turns.turn(request) as engine:
+                assert isinstance(engine, Slot)
+                if sent and engine.digest != digest:
+                    raise ApiError(
+                        "failed", f"{model.name}: replaced under this request; ask again"
+                    )
+                digest = engine.digest
+                try:
+                    async for event in self._run(engine, fields, sent):
+                        sent += event["event"] == "token"
+                        yield event
+                    return
+                except ApiError as error:
+                    died = error.code == "failed" and not (engine.worker and engine.worker.alive)
+                    engine.failures += 1
+                    if not died or attempt == RETRIES:
+                        model.figures.failed += 1
+                        self.metrics.request(model.name, error.code)
+                        raise
+
+    async def _run(
+        self, slot: Slot, fields: dict[str, Any], skip: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        worker = slot.worker
+        if worker is None:
+            raise ApiError("failed", f"{slot.name}: its worker is gone; send the request again")
+        if self.max_new_tokens is not None:
+            most = min(fields.get("max_tokens", self.max_new_tokens), self.max_new_tokens)
+            fields = {**fields, "max_tokens": most}
+        events = worker.generate(fields)
+        seen = 0
+        slot.prefilling = True
+        self.on_phase()
+        try:
+            async for event in events:
+                if slot.prefilling:
+                    slot.prefilling = False
+                    self.on_phase()
+                if event["event"] == "token":
+                    seen += 1
+                    if seen <= skip:
+                        continue
+                else:
+                    self._count(slot, event)
+                yield event
+        finally:
+            slot.prefilling = False
+            await events.aclose()  # type: ignore[attr-defined]
+
+    def _count(self, slot: Slot, done: dict[str, Any]) -> None:
+        figures = self.models[slot.name].figures
+        figures.done += 1
+        figures.tokens += done["generated_tokens"]
+        figures.last = done
+        slot.answers += 1
+        slot.failures += done["nonfinite_errors"] > 0
+        if done["decode_tps"]:
+            step = 1e3 / done["decode_tps"]
+            figures.step_ms = (
+                step if figures.step_ms is None else 0.8 * figures.step_ms + 0.2 * step
+            )
+        self.history.ttft(self.clock(), done["ttft_ms"])
+        self.metrics.ttft(slot.name, done["ttft_ms"] / 1e3)
+        self.metrics.tokens(slot.name, done["generated_tokens"])
+        self.metrics.request(slot.name, "ok")
+        self.metrics.kv_cache(slot.name, done["kv_used"], done["kv_size"])
+
+    # ---- the end ----
+
+    async def stop(self) -> None:
+        """End every worker at once; requests in flight fail, and may be sent again."""
+        for model in self.models.values():
+            await self._end_probation(model)
+            model.turns.serve(None)
+            model.turns.fail(ApiError("cancelled", "gemctld stops; send the request again"))
+            for slot in model.slots():
+                await self.stop_worker(slot)

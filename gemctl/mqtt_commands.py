@@ -1,0 +1,297 @@
+"""What a command over MQTT is: its topics, and the strict reading of its payload.
+
+No broker, no clock of its own: times are handed in.
+
+    gemctl/v1/<site>/<device>/cmd/<method>            {"id": "17", "params": {..}, ..}
+    gemctl/v1/<site>/group/<group>/cmd/<method>       the same, for every device of the group
+
+MQTT.md says what a client sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from gemctl.errors import ApiError, Code
+
+ROOT = "gemctl/v1"
+MOST_BYTES = 64 * 1024  # of a payload, in both directions
+DEPTH = 16  # of objects and arrays inside each other
+DIGITS = 20  # of an integer
+TOPIC_CHARS = 256  # of a reply topic
+CORRELATION_BYTES = 256
+RESERVED = ("group", "reply")  # no device may be called so: these are levels of the site
+UNREAD = "_"  # reply topic of a command whose id could not be read; no id looks like it
+
+READ = frozenset(
+    {
+        *("stats", "stats.history", "events.follow", "model.list", "model.status"),
+        *("throttle.get", "daemon.info", "doctor", "fleet.status"),
+    }
+)
+WRITE = frozenset(
+    {
+        *("model.load", "model.unload", "model.pin", "model.rollback", "model.clear"),
+        *("model.disable", "model.enable", "model.switch", "model.replace", "throttle.set"),
+        *("generate", "kv.auto_reset", "config.reload", "bundle", "calibrate.thermal", "cancel"),
+    }
+)
+METHODS = READ | WRITE
+# Seconds to minutes: answered by `accepted` at once, and by the result later.
+LONG = frozenset(
+    {
+        *("model.load", "model.replace", "model.switch", "model.rollback", "model.enable"),
+        *("bundle", "calibrate.thermal"),
+    }
+)
+SLOW = LONG | {"generate"}  # these leave room for the quick ones
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}\Z")
+_LEVELS = re.compile(r"[^+#\x00-\x1f\x7f/$][^+#\x00-\x1f\x7f/]*(/[^+#\x00-\x1f\x7f/]+)*\Z")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # matches at every quote: linear
+_BRACKET = re.compile(rb"[][{}]")
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A message, whatever the protocol. `expiry_s`: what is left of MQTT 5's message expiry."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+    response_topic: str = ""
+    correlation: bytes = b""
+    expiry_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where replies go, and what they echo. `ident` is null where the id could not be read."""
+
+    topic: str
+    ident: str | int | None = None
+    correlation: bytes = b""
+
+
+class Refusal(ApiError):
+    """A command that is not carried out: `reason` is a word for counters and events."""
+
+    def __init__(self, code: Code, message: str, reason: str) -> None:
+        super().__init__(code, message)
+        self.reason = reason
+        self.answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is well formed. `key` tells it from others, `content` from other uses of it.
+
+    `key` is empty where the sender named none, which only a method that reads may do.
+    """
+
+    method: str
+    params: dict[str, Any]
+    answer: Answer
+    key: str
+    content: bytes
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one device. `reply_prefix` ("" or "a/b/") is one more place for replies."""
+
+    site: str
+    device: str
+    groups: tuple[str, ...] = ()
+    reply_prefix: str = ""
+
+    @property
+    def base(self) -> str:
+        """Where all of the device's own topics lie, without a slash at its end."""
+        return f"{ROOT}/{self.site}/{self.device}"
+
+    def own(self, name: str) -> str:
+        """One of status, state, stats, event, or reply/ID."""
+        return f"{self.base}/{name}"
+
+    def commands(self) -> list[str]:
+        """Filters to subscribe to."""
+        places = [self.base, *(f"{ROOT}/{self.site}/group/{group}" for group in self.groups)]
+        return [f"{place}/cmd/#" for place in places]
+
+    def method(self, topic: str) -> str | None:
+        """The method that a topic asks for, or None where it is no command topic of ours."""
+        for prefix in self.commands():
+            if topic.startswith(prefix[:-1]):
+                return topic[len(prefix) - 1 :].replace("/", ".")
+        return None
+
+    def may_answer(self, topic: str) -> bool:
+        """Is this a place for replies: never a topic that a device or a server obeys."""
+        places = [f"{self.base}/reply/", f"{ROOT}/{self.site}/reply/"]
+        if self.reply_prefix:
+            places.append(self.reply_prefix)
+        if len(topic) > TOPIC_CHARS or not _LEVELS.match(topic):
+            return False
+        return any(topic.startswith(place) for place in places)
+
+
+class _Envelope(BaseModel):
+    """The payload's object."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    v: Literal[1] = 1
+    id: StrictStr | StrictInt | None = None
+    params: dict[str, Any] = {}
+    reply_to: StrictStr = ""
+    expires_at: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
+    stream: StrictBool = False
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return table
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"an integer has more than {DIGITS} digits")
+    return int(digits)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _depth(payload: bytes) -> int:
+    """The deepest nesting, brackets inside strings aside."""
+    level = deepest = 0
+    for bracket in _BRACKET.finditer(_STRING.sub(b"", payload)):
+        level += 1 if bracket[0] in b"[{" else -1
+        deepest = max(deepest, level)
+    return deepest
+
+
+def strict_object(payload: bytes) -> dict[str, Any]:
+    """The JSON object of a payload.
+
+    Raises Refusal: over 64 KiB, no UTF-8, no JSON, no object, a key twice, NaN or an infinity,
+    an integer of more than 20 digits, deeper than 16, half a surrogate pair.
+    """
+    if len(payload) > MOST_BYTES:
+        what = f"payload: {len(payload)} bytes, at most {MOST_BYTES}; shorten it"
+        raise Refusal("bad_request", what, "oversize")
+    try:
+        if _depth(payload) > DEPTH:
+            raise ValueError(f"nested deeper than {DEPTH}")
+        value = json.loads(
+            payload.decode("utf-8"),
+            object_pairs_hook=_pairs,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_constant,
+        )
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        if b"\\u" in payload:  # an escape can make what UTF-8 cannot say
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise Refusal("bad_request", "payload: not UTF-8; send UTF-8 text", "garbage") from None
+    except (ValueError, RecursionError) as error:
+        what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        sentence = f"payload: no strict JSON object: {what}; see MQTT.md"
+        raise Refusal("bad_request", sentence, "garbage") from None
+    return value
+
+
+def _envelope(payload: bytes) -> _Envelope:
+    try:
+        return _Envelope.model_validate(strict_object(payload))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:40]
+        sentence = f"payload: {place}: {first['msg']}; see MQTT.md"
+        raise Refusal("bad_request", sentence, "garbage") from None
+
+
+def _key(envelope: _Envelope, arrived: Arrived) -> str:
+    """The key for duplicates: the id, else MQTT 5's correlation data, else empty."""
+    if envelope.id is not None:
+        name = str(envelope.id)
+        if not _ID.match(name):
+            sentence = "id: not 1 to 64 of A-Z a-z 0-9 . _ : - beginning with a letter or digit"
+            raise Refusal("bad_request", f"{sentence}; see MQTT.md", "garbage")
+        return f"i{name}"
+    return f"c{arrived.correlation.hex()}" if arrived.correlation else ""
+
+
+def _check(method: str, key: str, arrived: Arrived, expires_at: float | None, now: float) -> None:
+    """Raises Refusal where a command that can be read cannot be carried out."""
+    if method not in METHODS:
+        shown = method if re.fullmatch(r"[a-z0-9._]{1,32}", method) else "..."
+        raise Refusal("not_found", f"cmd/{shown}: no such method; MQTT.md lists them", "unknown")
+    if len(arrived.correlation) > CORRELATION_BYTES:
+        sentence = f"correlation data: more than {CORRELATION_BYTES} bytes; shorten it"
+        raise Refusal("bad_request", sentence, "garbage")
+    if not key and method in WRITE:
+        sentence = f"{method}: has no id; send one, so that a duplicate is not done twice"
+        raise Refusal("bad_request", sentence, "no_id")
+    if arrived.expiry_s == 0 or (expires_at is not None and expires_at <= now):
+        raise Refusal("timeout", f"{method}: it came after its expiry; send it again", "expired")
+
+
+def _answer(topics: Topics, arrived: Arrived, envelope: _Envelope, unread: Answer) -> Answer:
+    """The best place that may be answered at: the one asked for, else reply/ID."""
+    topic = unread.topic
+    if not topics.may_answer(arrived.response_topic):
+        if not arrived.response_topic and topics.may_answer(envelope.reply_to):
+            topic = envelope.reply_to
+        elif envelope.id is not None:
+            topic = topics.own(f"reply/{envelope.id}")
+    return replace(unread, topic=topic, ident=envelope.id)
+
+
+def read(topics: Topics, arrived: Arrived, now: float) -> Command:
+    """The command of a message that came at `now` (seconds since 1970).
+
+    Raises Refusal, whose `answer` says who is to be told.
+    """
+    correlation = arrived.correlation if len(arrived.correlation) <= CORRELATION_BYTES else b""
+    answer = Answer(topics.own(f"reply/{UNREAD}"), None, correlation)
+    if topics.may_answer(arrived.response_topic):
+        answer = replace(answer, topic=arrived.response_topic)
+    try:
+        envelope = _envelope(arrived.payload)
+        key = _key(envelope, arrived)
+        answer = _answer(topics, arrived, envelope, answer)
+        wanted = arrived.response_topic or envelope.reply_to
+        if wanted and answer.topic != wanted:
+            places = f"{topics.own('reply/')} or {ROOT}/{topics.site}/reply/"
+            sentence = f"reply topic: no place for replies; name one below {places}"
+            raise Refusal("forbidden", sentence, "reply_topic")
+        method = topics.method(arrived.topic) or ""
+        _check(method, key, arrived, envelope.expires_at, now)
+    except Refusal as refusal:
+        refusal.answer = answer
+        raise
+    content = json.dumps([method, envelope.params, envelope.stream], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).digest()[:16]
+    return Command(method, envelope.params, answer, key, digest, envelope.stream)

@@ -1,0 +1,232 @@
+"""Answers as text for people: tables, one line an event, units with every number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+EXIT_CODES = (
+    "Exit: 0 done, 2 not understood, 3 no daemon, 4 refused, 5 memory, 6 not found, "
+    "7 forbidden, 8 failed, 9 busy or too late, 10 not in this state, 11 no room in the store."
+)
+BLOCKS = "▁▂▃▄▅▆▇█"
+UNKNOWN = "-"
+
+
+def number(value: Any, unit: str = "", digits: int = 1) -> str:
+    """A figure with its unit; a dash where it is not known."""
+    if value is None:
+        return UNKNOWN
+    text = f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+    return f"{text} {unit}".rstrip()
+
+
+def mib(size: int | None) -> str:
+    """Bytes in MiB."""
+    return UNKNOWN if not size else f"{size / (1 << 20):.0f} MiB"
+
+
+def table(rows: list[list[str]]) -> str:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def pairs(found: dict[str, Any]) -> str:
+    """A line a key."""
+    return table([[key, UNKNOWN if value is None else str(value)] for key, value in found.items()])
+
+
+def sparkline(values: list[float | None], least: float, most: float) -> str:
+    """One block a value; a blank where it is not known."""
+    span = max(most - least, 1e-9)
+
+    def block(value: float | None) -> str:
+        if value is None:
+            return " "
+        share = min(1.0, max(0.0, (value - least) / span))
+        return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+    return "".join(block(value) for value in values)
+
+
+def stats(found: dict[str, Any]) -> str:
+    """gemctl stats."""
+    t, r = found["throttle"], found["requests"]
+    p50, p95 = found["ttft_p50_ms"], found["ttft_p95_ms"]
+    rows = [
+        ["model", f"{found['model'] or UNKNOWN} ({found['state']})"],
+        ["version", (found["digest"] or UNKNOWN)[:12]],
+        ["first token", f"{number(found['ttft_ms'], 'ms')}; 5 minutes: median {number(p50, 'ms')}, "
+         f"95 % {number(p95, 'ms')}"],
+        ["throughput", number(found["throughput_tps"], "tokens/s")],
+        ["KV cache", f"{found['kv_cache_used']} of {number(found['kv_cache_size'])} tokens"],
+        ["temperature", f"{number(found['temp_c'], 'C')}; in 30 s "
+         f"{number(t['predicted_c'], 'C')}, threshold {number(t['threshold_c'], 'C')}"],
+        ["throttle", f"{t['mode']}, level {t['level']}, duty {t['duty'] * 100:.0f} %; "
+         f"{t['reason']}"],
+        ["power", f"{number(found['power_w'], 'W')}; "
+         f"{number(found['energy_per_token_j'], 'J a token', 3)}"],
+        ["requests", f"{r['active']} active, {r['queued']} queued, {r['done']} done, "
+         f"{r['failed']} failed"],
+    ]  # fmt: skip
+    return table(rows)
+
+
+def history(found: dict[str, Any]) -> str:
+    """gemctl stats --history: a line a series."""
+    rows = [["series", "least", "most", "newest", f"{found['step_s']} s a block, newest right"]]
+    for name, values in found["series"].items():
+        known = [value for value in values if value is not None]
+        if known:
+            line = sparkline(values[-60:], min(known), max(known))
+            rows.append([name, number(min(known)), number(max(known)), number(known[-1]), line])
+    return table(rows) if len(rows) > 1 else "nothing yet; try again in a minute"
+
+
+def event(found: dict[str, Any]) -> str:
+    """One line."""
+    when = time.strftime("%H:%M:%S", time.localtime(found["ts"]))
+    rest = {key: value for key, value in found.items() if key not in ("seq", "ts", "kind")}
+    fields = " ".join(f"{key}={value}" for key, value in rest.items())
+    return f"{found['seq']:>6} {when} {found['kind']:<18} {fields}"
+
+
+def doctor(found: dict[str, Any]) -> str:
+    """A mark, a name and a sentence each."""
+    marks = {"ok": "✓", "warn": "⚠", "bad": "✗"}
+    checks = found["checks"]
+    lines = [f"{marks[check['level']]} {check['name']}: {check['text']}" for check in checks]
+    bad = sum(check["level"] == "bad" for check in checks)
+    warn = sum(check["level"] == "warn" for check in checks)
+    return "\n".join([*lines, f"{len(checks)} checks, {warn} warnings, {bad} bad"])
+
+
+def models(found: dict[str, Any]) -> str:
+    """gemctl model list."""
+    if not found["models"]:
+        return "no model yet; gemctl model --replace FILE.gembin"
+    rows = [["", "name", "state", "version", "memory", "versions", "priority", ""]]
+    for m in found["models"]:
+        note = "attached program" if m.get("attached") else "pinned" if m["pinned"] else ""
+        mark = "*" if m["active"] else ""
+        digest = (m["digest"] or UNKNOWN)[:12]
+        row = [mark, m["name"], m["state"], digest, mib(m["memory_bytes"]), str(m["versions"])]
+        rows.append([*row, str(m["priority"]), note])
+    return table(rows) + "\n* answers when no model is named"
+
+
+def model(found: dict[str, Any]) -> str:
+    """gemctl model status."""
+    w, r = found["worker"] or {}, found["requests"]
+    rows = [
+        ["name", found["name"] + (" (active)" if found["active"] else "")],
+        ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
+        ["version", (found["digest"] or UNKNOWN)[:12]
+         + (", on probation" if found["on_probation"] else "")],
+        ["memory", mib(found["memory_bytes"])],
+        ["worker", f"pid {w['pid']}, {w['threads']} threads, {w['kernel']}, engine {w['version']}"
+         if w else UNKNOWN],
+        ["context", f"{w['kv_size']} tokens" if w else UNKNOWN],
+        ["requests", f"{r['done']} done, {r['failed']} failed, {found['queued']} waiting"],
+        ["crashes", str(found["crashes"])],
+    ]  # fmt: skip
+    for version in found["present"]:
+        marks = [key for key in ("current", "previous") if found[key] == version["digest"]]
+        rows.append(
+            ["stored", f"{version['digest'][:12]} {mib(version['bytes'])} {' '.join(marks)}"]
+        )
+    for bad in found["bad"]:
+        rows.append(["bad", f"{bad['digest'][:12]} {bad['reason']}"])
+    return table(rows)
+
+
+def done(what: str) -> Callable[[dict[str, Any]], str]:
+    """A verb that has been carried out."""
+
+    def text(found: dict[str, Any]) -> str:
+        took = f" in {found['ms']:.0f} ms" if "ms" in found else ""
+        return f"{found['model']}: {what}{took}"
+
+    return text
+
+
+def disabled(found: dict[str, Any]) -> str:
+    """gemctl model --disable."""
+    freed = f", {mib(found['freed_bytes'])} freed" if found.get("freed_bytes") else ""
+    took = f" in {found['ms']:.0f} ms" if "ms" in found else ""
+    return f"{found['model']}: disabled{took}{freed}; gemctl model --enable loads it again"
+
+
+def switched(found: dict[str, Any]) -> str:
+    """gemctl switch-model."""
+    how = "was loaded already" if found["resident"] else "was loaded"
+    return f"{found['model']}: answers now ({how}); {found['ms']:.0f} ms"
+
+
+def phase(found: dict[str, Any]) -> str:
+    """A phase of a replacement."""
+    more = ""
+    if found.get("tests") is not None:
+        more = f", {found['tests']} test vectors passed"
+    elif found.get("signature"):
+        more = f", {found['signature']}"
+    elif found.get("bytes"):
+        more = f", {mib(found['bytes'])}"
+    return f"  {found['phase']:<10} {found['ms']:>9.1f} ms{more}"
+
+
+def replaced(found: dict[str, Any]) -> str:
+    """gemctl model --replace."""
+    if "total_ms" not in found:
+        return "done; gemctl model status"
+    digest = (found["digest"] or UNKNOWN)[:12]
+    return (
+        f"{digest}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
+        f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl events --follow"
+    )
+
+
+def throttle(found: dict[str, Any]) -> str:
+    """gemctl throttle."""
+    cap = f"{found['cap'] * 100:.0f} % of the clock" if found["cap"] else "none"
+    rows = [
+        ["mode", found["mode"]],
+        ["threshold", number(found["threshold_c"], "C")],
+        ["temperature", f"{number(found['temp_c'], 'C')}, predicted "
+         f"{number(found['predicted_c'], 'C')}"],
+        ["level", f"{found['level']} ({found['rung']}); {found['reason']}"],
+        ["duty", f"{found['duty'] * 100:.0f} % of the time, {number(found['threads'])} threads"],
+        ["clock cap", cap + ("" if found["powerd"] else " (gemctl-powerd is absent)")],
+        ["external", ", ".join(found["external"]) or "none"],
+    ]  # fmt: skip
+    rows += [["fault", f"{name}: {why}"] for name, why in found["faults"]]
+    if found["until"]:
+        rows.append(["until", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["until"]))])
+    return table(rows)
+
+
+def calibrating(found: dict[str, Any]) -> str:
+    """A second of the step test."""
+    return f"\r{found['left_s']:>4} s left, {found['temp_c']:.1f} C, {found['power_w']:.1f} W"
+
+
+def calibrated(found: dict[str, Any]) -> str:
+    """For the configuration file."""
+    return (
+        f"rtheta_c_per_w = {found['rtheta_c_per_w']:.2f}\ntau_s = {found['tau_s']:.0f}\n"
+        "put both below [throttle] in the configuration, then gemctl config reload"
+    )
+
+
+def checked(found: dict[str, Any]) -> str:
+    """gemctl config check."""
+    return f"{found['path']}: good"
+
+
+def reloaded(found: dict[str, Any]) -> str:
+    """gemctl config reload."""
+    rest = ", ".join(found["restart_needed"])
+    return "reloaded" + (f"; needs a restart: {rest}" if rest else "")

@@ -1,0 +1,402 @@
+"""Another version for a model that serves: tried beside it, then exchanged in one assignment.
+
+    stage      copied into the store under its digest       refused: nothing has happened
+    verify     structure, checksums, signature, board, memory, layout
+    prefault   read into the page cache at a bounded rate, never while a prompt is read
+    load       its own worker maps it
+    test       the stored test vectors, bit for bit
+    warm-up    a prompt
+    flip       requests go to it from now on; those in flight end where they began
+    drain      the old worker has no request left; it waits in standby, or ends
+    probation  so many answers or so long: then it is good, else everything goes back
+
+Where both do not fit in memory, `serial` ends the old worker first: requests wait meanwhile, and
+the old version comes back if the new one fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemctl import artifact, hooks, machine
+from gemctl.copying import Pace as CopyPace
+from gemctl.core import policy
+from gemctl.errors import ApiError
+from gemctl.models import Model, Models, Slot
+from gemctl.state import begin_trial, end_trial
+
+PROBATION_LOOK_S = 0.2
+Tell = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass
+class Replacement:
+    """One replacement on its way: what was asked, and what each phase took."""
+
+    models: Models
+    model: Model
+    tell: Tell
+    allow_layout_change: bool = False
+    serial: bool = False
+    started: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)  # ms
+    _since: float = 0.0
+
+    def begin(self) -> None:
+        """The clock of the first phase starts."""
+        self.started = self._since = self.models.clock()
+
+    async def phase(self, name: str, **more: Any) -> None:
+        """A phase has ended: note its time and tell."""
+        now = self.models.clock()
+        ms = self.phases[name] = round((now - self._since) * 1e3, 3)
+        self._since = now
+        self.models.hub.publish("replace.phase", model=self.model.name, phase=name, ms=ms, **more)
+        with contextlib.suppress(ApiError):  # the caller may be gone; the replacement goes on
+            await self.tell({"phase": name, "ms": ms, **more})
+
+
+async def stage(r: Replacement, descriptor: int) -> str:
+    """Copy an open file into the store; its digest."""
+    models = r.models
+    most = models.config.models.size_most_bytes
+    staged = await asyncio.to_thread(
+        models.store.stage, r.model.name, descriptor, size_most=most, pace=CopyPace()
+    )
+    await r.phase("stage", digest=staged.digest, bytes=staged.size, method=staged.method)
+    return staged.digest
+
+
+async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
+    """Everything that can be known without running it. Raises ApiError."""
+    models = r.models
+    found = await artifact.inspect(
+        slot.name, slot.path, models.config.models, models.config.sensors.sysfs_root
+    )
+    slot.declared, slot.thermal = found.declared, found.thermal
+    current = r.model.current
+    before = current.declared if current is not None else None
+    other = before is not None and before.kv_layout_id != found.declared.kv_layout_id
+    if other and not r.allow_layout_change:
+        raise ApiError(
+            "layout",
+            f"{slot.name}: another kv_cache_size or KV layout than the version that serves; "
+            "compile it alike, or give --allow-layout-change",
+        )
+    await r.phase("verify", signature=found.signature, warnings=list(found.warnings))
+    return found
+
+
+def _plan(r: Replacement, slot: Slot) -> policy.ReplacePlan:
+    """Beside the old one, or in its place. Raises ApiError("no_memory")."""
+    models, current = r.models, r.model.current
+    old = current.held if current is not None and current.loaded else None
+    read = models.config.models.prefault_mbps
+    plan = policy.plan_replace(models.memory(), models.held(), old, slot.held, read)
+    if plan.strategy == "refuse":
+        raise ApiError("no_memory", plan.sentence)
+    if plan.strategy == "serial" and not r.serial:
+        raise ApiError("no_memory", f"{plan.sentence}; give --serial to accept that")
+    return plan
+
+
+async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
+    """prefault, load, test, warm-up."""
+    models = r.models
+
+    def busy() -> bool:
+        engine = r.model.current
+        return engine is not None and engine.busy and engine.prefilling
+
+    await asyncio.to_thread(machine.prefault, slot.path, models.config.models.prefault_mbps, busy)
+    await r.phase("prefault")
+    await models.start_worker(slot)
+    facts = slot.worker.facts if slot.worker is not None else None
+    await r.phase("load", open_ms=facts.open_ms if facts is not None else None)
+    times = await models.warm(slot, prompt, tests=True)
+    await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
+
+
+async def replace(
+    r: Replacement, digest: str, prompt: str | None, probation: bool
+) -> dict[str, Any]:
+    """The whole of it but staging. Raises ApiError; then the old version serves as before."""
+    models, model = r.models, r.model
+    slot = models.new_slot(model.name, digest)
+    if model.current is not None and model.current.digest == digest and model.current.loaded:
+        raise ApiError("conflict", f"{model.name}: {digest[:12]} serves already; nothing to do")
+    model.candidate = slot
+    text = models.config.models.warmup_prompt if prompt is None else prompt
+    stopped: Slot | None = None
+    try:
+        slot.move("load", "replace")
+        await _verify(r, slot)
+        plan = _plan(r, slot)
+        slot.move("verified", plan.sentence)
+        if plan.strategy == "serial":
+            stopped = await _make_room(r)
+        await _bring_up(r, slot, text)
+        await _flip(r, slot, probation)
+    except BaseException as error:
+        await _undo(r, slot, stopped, error)
+        raise
+    if model.kept is not None:
+        old = model.kept
+        await _drain(r, old)
+    return _report(r, plan.strategy)
+
+
+async def _make_room(r: Replacement) -> Slot | None:
+    """Serial: the old worker ends; its requests wait."""
+    old = r.model.current
+    r.model.turns.serve(None)
+    r.model.current = None
+    if old is not None:
+        await r.models.drain(old, "serial replacement")
+    await r.phase("make_room")
+    return old
+
+
+async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseException) -> None:
+    """The candidate goes; what had to make room for it comes back."""
+    models, model = r.models, r.model
+    if model.candidate is slot:
+        model.candidate = None
+    await models.stop_worker(slot)
+    with contextlib.suppress(ApiError):
+        slot.move("fail", str(error))
+    if stopped is not None:
+        await _bring_back(r, stopped.digest)
+    text = error.message if isinstance(error, ApiError) else str(error) or type(error).__name__
+    models.hub.publish("replace.failed", model=model.name, digest=slot.digest[:12], text=text)
+
+
+async def _bring_back(r: Replacement, digest: str) -> None:
+    models, model = r.models, r.model
+    old = models.new_slot(model.name, digest)
+    old.declared, old.thermal = artifact.declared(old.path), artifact.thermal(old.path)
+    try:
+        old.move("load", "the candidate failed")
+        old.move("verified", "it served before")
+        model.current = old
+        await models.start_worker(old)
+        await models.warm(old, models.config.models.warmup_prompt, tests=False)
+        models.activate(old, "the candidate failed")
+    except ApiError as error:
+        model.turns.fail(ApiError("failed", f"{model.name}: {error.message}"))
+
+
+async def _flip(r: Replacement, slot: Slot, probation: bool) -> None:
+    """One assignment; everything that is slow was done before, or is done after."""
+    models, model = r.models, r.model
+    if probation:  # on the disk before it answers: who reboots the board meanwhile is dropped
+        models.state = begin_trial(models.state, model.name, slot.digest)
+        await asyncio.to_thread(models.state_file.save, models.state, urgent=True)
+    old = model.current
+    started = models.clock()
+    if old is not None and old.state == "serving":
+        old.move("drain", "replaced")
+    model.current, model.candidate, model.kept = slot, None, old
+    models.activate(slot, "flip")
+    flip = models.clock() - started
+    models.metrics.flip(flip)
+    await r.phase("flip", flip_ms=round(flip * 1e3, 3))
+
+
+async def _drain(r: Replacement, old: Slot) -> None:
+    """Wait for the old one's request; keep it warm for a rollback where memory allows."""
+    models = r.models
+    with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+        await asyncio.wait_for(old.idle.wait(), models.config.models.drain_s)
+    if old.busy:  # longer than allowed: its request fails, and may be sent again
+        await models.stop_worker(old)
+        old.move("drained", "drain timeout")
+        r.model.kept = None
+    elif old.state == "draining" and old.loaded:
+        old.move("retain", "kept for a rollback")
+    await r.phase("drain")
+
+
+def _report(r: Replacement, strategy: str) -> dict[str, Any]:
+    total = round((r.models.clock() - r.started) * 1e3, 3)
+    swap = {
+        "strategy": strategy,
+        "phases_ms": dict(r.phases),
+        "flip_ms": r.phases["flip"],
+        "total_ms": total,
+        "digest": r.model.current.digest if r.model.current is not None else None,
+    }
+    r.model.swap = swap
+    r.models.hub.publish("replace.done", model=r.model.name, **swap)
+    return swap
+
+
+# ---- probation ----
+
+
+async def watch_probation(r: Replacement, slot: Slot) -> None:
+    """Keep it after enough answers or time without a fault, else go back."""
+    models = r.models
+    limits = models.config.models
+    until = models.clock() + limits.probation_s
+    while models.clock() < until and slot.answers < max(limits.probation_requests, 1):
+        fault = _fault_of(slot)
+        if fault:
+            await roll_back(r, slot, fault)
+            return
+        await asyncio.sleep(PROBATION_LOOK_S)
+    fault = _fault_of(slot)
+    await (roll_back(r, slot, fault) if fault else keep(r, slot))
+
+
+def _fault_of(slot: Slot) -> str:
+    if slot.crashes.times_s:
+        return "its worker ended"
+    if slot.state != "serving":
+        return f"it is {slot.state}"
+    return "its answers failed" if slot.failures else ""
+
+
+async def keep(r: Replacement, slot: Slot) -> None:
+    """Probation passed: it is the good version."""
+    models, model = r.models, r.model
+    await asyncio.to_thread(models.store.mark_good, model.name, slot.digest)
+    if models.state.trial is not None:
+        models.state = end_trial(models.state, good=True)
+        models.state_file.save(models.state)
+    old, model.kept = model.kept, None
+    if old is not None:
+        await models.drain(old, "probation passed")
+    in_use, count = models.in_use(), models.config.models.keep
+    await asyncio.to_thread(models.store.collect, in_use, count)
+    models.hub.publish("probation.good", model=model.name, digest=slot.digest)
+    await hooks.run(models.config.hooks, "good", model.name, slot.digest, models.hub)
+
+
+async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
+    """The old version answers again; this one is never taken again."""
+    models, model = r.models, r.model
+    old, model.kept = model.kept, None
+    model.turns.serve(None)
+    if old is not None and old.loaded and old.state in ("standby", "draining"):
+        model.current = old
+        models.activate(old, f"rollback: {why}")
+    await _retire(models, slot, why)
+    await asyncio.to_thread(models.store.mark_bad, model.name, slot.digest, why)
+    if models.state.trial is not None:
+        models.state = end_trial(models.state, good=False)
+        models.state_file.save(models.state)
+    if model.current in (slot, None):
+        model.current = None
+        good = models.store.versions(model.name).current
+        if good is not None:
+            await _bring_back(r, good)
+    models.hub.publish("probation.bad", model=model.name, digest=slot.digest, text=why)
+    await hooks.run(models.config.hooks, "bad", model.name, slot.digest, models.hub)
+
+
+async def _retire(models: Models, slot: Slot, why: str) -> None:
+    if slot.state == "serving":
+        slot.move("drain", why)
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(slot.idle.wait(), models.config.models.drain_s)
+    await models.stop_worker(slot)
+    with contextlib.suppress(ApiError):
+        slot.move("drained" if slot.state == "draining" else "fail", why)
+
+
+# ---- what the API calls ----
+
+
+async def run(
+    models: Models,
+    model: Model,
+    source: int | str,
+    tell: Tell,
+    *,
+    allow_layout_change: bool = False,
+    serial: bool = False,
+    prompt: str | None = None,
+) -> dict[str, Any]:
+    """Replace by an open file (a descriptor) or by a version of the store (its digest).
+
+    Raises ApiError; the version that serves is then untouched.
+    """
+    with models.changing(model, "a replacement"):
+        if model.probation is not None:
+            raise ApiError("conflict", f"{model.name}: a version is on probation; wait for its end")
+        r = Replacement(models, model, tell, allow_layout_change, serial)
+        r.begin()
+        digest = await stage(r, source) if isinstance(source, int) else source
+        if digest not in {v.digest for v in models.store.versions(model.name).present}:
+            raise ApiError("not_found", f"{model.name}: no version {digest[:12]}; stage its file")
+        first = model.current is None
+        report = await replace(r, digest, prompt, probation=True)
+        slot = model.current
+        assert slot is not None
+        models.want(model.name, enabled=True)
+        if models.active is None and first:
+            models.save(active=model.name)
+        model.probation = asyncio.create_task(_probation(r, slot))
+    return report
+
+
+def begin_probation(models: Models, model: Model, slot: Slot) -> None:
+    """A version whose probation was cut short, by an unload or a disable, serves again."""
+    r = Replacement(models, model, _nobody)
+    r.begin()
+    model.probation = asyncio.create_task(_probation(r, slot))
+
+
+async def _probation(r: Replacement, slot: Slot) -> None:
+    try:
+        await watch_probation(r, slot)
+    except ApiError as error:
+        r.models.hub.publish("probation.failed", model=r.model.name, text=error.message)
+    finally:
+        r.model.probation = None
+
+
+async def resume_trial(models: Models, name: str, digest: str) -> None:
+    """At a start: a version that was on probation gets it again, with one try less.
+
+    Where it does not even load, the good version does, and it is dropped at once.
+    """
+    model = models.add(name)
+    try:
+        await models.load(name, digest)
+    except ApiError as error:
+        r = Replacement(models, model, _nobody)
+        r.begin()
+        await roll_back(r, models.new_slot(name, digest), error.message[:200])
+
+
+async def _nobody(event: dict[str, Any]) -> None:
+    """Nobody listens."""
+
+
+async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
+    """Back to the version before, at once where it is still warm."""
+    if model.probation is not None and model.current is not None:
+        model.probation.cancel()
+        await asyncio.gather(model.probation, return_exceptions=True)
+        model.probation = None
+        r = Replacement(models, model, tell)
+        r.begin()
+        await roll_back(r, model.current, "asked for")
+        await r.phase("flip")
+        return {"model": model.name, "phases_ms": r.phases}
+    previous = models.store.versions(model.name).previous
+    if previous is None:
+        raise ApiError("not_found", f"{model.name}: no version before this one; --replace FILE")
+    with models.changing(model, "a rollback"):
+        r = Replacement(models, model, tell, allow_layout_change=True, serial=True)
+        r.begin()
+        report = await replace(r, previous, None, probation=False)
+        assert model.current is not None
+        await keep(r, model.current)
+        return report

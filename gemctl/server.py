@@ -1,0 +1,351 @@
+"""The Unix socket: JSON lines in, JSON lines out, descriptors beside them (PROTOCOL.md).
+
+Who asks is what the kernel says (SO_PEERCRED), never what the line says. Every limit is here: bytes
+of a line, requests at once, connections, the time a peer may take to finish a line or to read an
+answer. A peer that breaks one loses its own connection and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import os
+import pwd
+import socket
+import stat
+import struct
+from array import array
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from gemctl.config import DaemonConfig
+from gemctl.errors import ApiError
+from gemctl.service import Caller, Service
+
+LINE_MOST = 1 << 18  # bytes of a request
+FDS_MOST = 1
+REQUESTS_MOST = 8  # at once, of one connection
+LINE_S = 10.0  # from a line's first byte to its end
+SEND_S = 10.0  # a peer that does not read for so long is gone
+VERSION = 1
+
+Attach = Callable[[str, int, socket.socket], Awaitable[None]]
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice")
+    return made
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """A request as the protocol has it. Raises ApiError("bad_request")."""
+    try:
+        request = json.loads(
+            line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
+        )
+    except (ValueError, RecursionError) as error:
+        raise ApiError("bad_request", f"request: no JSON: {error}; see PROTOCOL.md") from None
+    if not isinstance(request, dict):
+        raise ApiError("bad_request", "request: no object; see PROTOCOL.md")
+    unknown = set(request) - {"v", "id", "method", "params"}
+    if unknown:
+        raise ApiError("bad_request", f"request: {sorted(unknown)[0]} is unknown; leave it out")
+    if request.get("v", VERSION) != VERSION:
+        raise ApiError("bad_request", f"request: version {request['v']}; this daemon speaks 1")
+    number, method = request.get("id"), request.get("method")
+    if not isinstance(number, str) or not 0 < len(number) <= 64:
+        raise ApiError("bad_request", "request: id is no text of 1 to 64 characters; set it")
+    if not isinstance(method, str):
+        raise ApiError("bad_request", "request: method is no text; name one of PROTOCOL.md")
+    if not isinstance(request.get("params", {}), dict):
+        raise ApiError("bad_request", "request: params is no object; leave it out, or give one")
+    return request
+
+
+def _group(name: str) -> int | None:
+    with contextlib.suppress(KeyError):
+        return grp.getgrnam(name).gr_gid
+    return None
+
+
+def permissions(uid: int, gid: int, config: DaemonConfig) -> tuple[bool, bool]:
+    """(may read, may write) of a user by the groups it is in."""
+    if uid in (0, os.geteuid()):
+        return True, True
+    try:
+        groups = set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
+    except KeyError:  # a user of a container, without a name here
+        groups = {gid}
+    write = _group(config.write_group) in groups
+    return write or _group(config.read_group) in groups, write
+
+
+def _receive(connection: socket.socket, limit: int) -> tuple[bytes, list[int]]:
+    """Bytes and descriptors, close-on-exec. Raises BlockingIOError while there are none."""
+    fds = array("i")
+    room = socket.CMSG_SPACE(4 * fds.itemsize)  # more than is allowed, to see and close them
+    data, extra, _, _ = connection.recvmsg(limit, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in extra:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class Connection:
+    """One peer."""
+
+    def __init__(self, sock: socket.socket, service: Service, caller: Caller, attach: Attach):
+        self._sock = sock
+        self._service = service
+        self._caller = caller
+        self._attach = attach
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self._sending = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.handed_over = False
+
+    async def run(self) -> None:
+        """Serve until the peer is gone."""
+        try:
+            while (line := await self._line()) is not None:
+                fds, self._fds = self._fds, []
+                if not await self._take(line, fds):
+                    return
+        finally:
+            _close_all(self._fds)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if not self.handed_over:
+                self._sock.close()
+
+    async def _line(self) -> bytes | None:
+        """The next line without its end; None: the peer is gone, or broke a limit."""
+        started = None
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > LINE_MOST or len(self._fds) > FDS_MOST:
+                too_long = ApiError("bad_request", f"request: over {LINE_MOST} bytes; shorten it")
+                await self._error("", too_long)
+                return None
+            started = started or (self._loop.time() if self._buffer else None)
+            wait = None if started is None else started + LINE_S - self._loop.time()
+            try:
+                data, fds = await asyncio.wait_for(self._some(), wait)
+            except (asyncio.TimeoutError, TimeoutError, OSError):
+                return None
+            self._fds += fds
+            if not data:
+                return None
+            self._buffer += data
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    async def _some(self) -> tuple[bytes, list[int]]:
+        while True:
+            try:
+                return _receive(self._sock, 1 << 16)
+            except (BlockingIOError, InterruptedError):
+                await self._readable()
+
+    async def _readable(self) -> None:
+        ready = self._loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        self._loop.add_reader(self._sock, wake)
+        try:
+            await ready
+        finally:
+            self._loop.remove_reader(self._sock)
+
+    async def _take(self, line: bytes, fds: list[int]) -> bool:
+        """Start a request. False: this connection has ended."""
+        try:
+            request = parse_line(line)
+        except ApiError as error:
+            _close_all(fds)
+            return await self._error("", error)
+        if request["method"] == "attach":
+            _close_all(fds)
+            return await self._hand_over(request)
+        if len(self._tasks) >= REQUESTS_MOST:
+            _close_all(fds)
+            busy = ApiError("busy", f"connection: {REQUESTS_MOST} requests run; wait for one")
+            return await self._error(request["id"], busy)
+        task = asyncio.create_task(self._serve(request, fds))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _hand_over(self, request: dict[str, Any]) -> bool:
+        """The peer is an engine: from here it speaks frames."""
+        number = request["id"]
+        if not self._caller.may_write:
+            refusal = ApiError("forbidden", f"attach: {self._caller.name} may not; join the group")
+            return await self._error(number, refusal)
+        if self._tasks or self._buffer:
+            early = ApiError("conflict", "attach: requests run here; use a connection of its own")
+            return await self._error(number, early)
+        name = request.get("params", {}).get("name")
+        pid = peer_of(self._sock)[0]
+        if not isinstance(name, str):
+            return await self._error(number, ApiError("bad_request", "attach: no name; give one"))
+        if not await self._send({"v": VERSION, "id": number, "result": {}}):
+            return False
+        self.handed_over = True
+        await self._attach(name, pid, self._sock)
+        return False
+
+    async def _serve(self, request: dict[str, Any], fds: list[int]) -> None:
+        number = request["id"]
+
+        async def emit(event: dict[str, Any]) -> None:
+            if not await self._send({"v": VERSION, "id": number, "event": event}):
+                raise ApiError("cancelled", "the caller is gone; ask again")
+
+        caller = Caller(self._caller.name, self._caller.may_write, "unix", tuple(fds))
+        try:
+            params = request.get("params", {})
+            result = await self._service.call(request["method"], params, caller, emit)
+            await self._send({"v": VERSION, "id": number, "result": result})
+        except ApiError as error:
+            await self._error(number, error)
+        finally:
+            _close_all(fds)
+
+    async def _error(self, number: str, error: ApiError) -> bool:
+        return await self._send({"v": VERSION, "id": number, "error": error.as_dict()})
+
+    async def _send(self, message: dict[str, Any]) -> bool:
+        """False: the peer is gone, or does not read."""
+        line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            async with self._sending:
+                await asyncio.wait_for(self._loop.sock_sendall(self._sock, line), SEND_S)
+        except (asyncio.TimeoutError, TimeoutError, OSError):
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            return False
+        return True
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the process at the other end."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    return pid, uid, gid
+
+
+def _is_served(path: Path) -> bool:
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.settimeout(1)
+        probe.connect(str(path))
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
+
+
+def listen(config: DaemonConfig) -> socket.socket:
+    """The listening socket, 0660 for the read group. Raises ApiError: in use, or no such folder."""
+    path = config.socket
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            if _is_served(path):
+                raise ApiError("conflict", f"{path}: another gemctld listens here; stop it")
+            path.unlink()
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        mask = os.umask(0o117)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+        group = _group(config.read_group)
+        if group is not None and os.geteuid() == 0:
+            os.chown(path, -1, group)
+        sock.listen(128)
+        sock.setblocking(False)
+    except OSError as error:
+        reason = f"{path}: {error.strerror or error}; set daemon.socket to a place that is ours"
+        raise ApiError("bad_request", reason) from None
+    return sock
+
+
+class Server:
+    """Accepts until it is closed."""
+
+    def __init__(
+        self, sock: socket.socket, config: DaemonConfig, service: Service, attach: Attach
+    ) -> None:
+        self._sock = sock
+        self._config = config
+        self._service = service
+        self._attach = attach
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Accept connections until cancelled; then close all of them."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    peer, _ = await loop.sock_accept(self._sock)
+                except OSError:  # no descriptor is left: those that end give one back
+                    await asyncio.sleep(0.1)
+                    continue
+                self._welcome(peer)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._sock.close()
+
+    def _welcome(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        try:
+            _, uid, gid = peer_of(peer)
+        except OSError:
+            peer.close()
+            return
+        read, write = permissions(uid, gid, self._config)
+        if not read or len(self._tasks) >= self._config.connections:
+            refusal = (
+                ApiError("busy", f"{len(self._tasks)} connections are open; try again later")
+                if read
+                else ApiError(
+                    "forbidden", f"uid {uid} may not; join the group {self._config.read_group}"
+                )
+            )
+            reply = {"v": VERSION, "id": "", "error": refusal.as_dict()}
+            with contextlib.suppress(OSError):
+                peer.send(json.dumps(reply).encode() + b"\n")
+            peer.close()
+            return
+        caller = Caller(f"uid {uid} (unix)", write, "unix")
+        connection = Connection(peer, self._service, caller, self._attach)
+        task = asyncio.create_task(connection.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,363 @@
+"""The throttle at work: sensors in, the controller of core/throttle.py, workers and clocks out.
+
+A tick reads the sensors, asks the controller and carries out what changed; nothing here decides.
+With an external sensor there are ten ticks a second, so that its reading is acted upon within
+200 ms; else two, which is as often as the processor's own sensors are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from gemctl import power as power_
+from gemctl.config import Config
+from gemctl.core import predict
+from gemctl.core import throttle as core
+from gemctl.errors import ApiError
+from gemctl.events import EventHub
+from gemctl.metrics import Metrics
+from gemctl.models import Models, Pace
+from gemctl.powerd_client import PowerdClient
+from gemctl.sensors import Reading, Sensors
+from gemctl.state import ThrottleState, expire_throttle, with_throttle
+
+FAST_S, SLOW_S = 0.1, 0.5
+ENERGY_S = 60.0  # window of the energy per token
+TREND_MEMORY = 0.01  # weight of the newest time per token in the long mean
+REST_S, LOAD_S = 60.0, 300.0  # of `calibrate thermal`
+
+
+class Throttle:
+    """Runs for the daemon's life; `set` and `describe` are its methods for callers."""
+
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        hub: EventHub,
+        metrics: Metrics,
+        sensors: Sensors,
+        power: power_.Power,
+        powerd: PowerdClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.models = models
+        self.hub = hub
+        self.metrics = metrics
+        self.sensors = sensors
+        self.power = power
+        self.powerd = powerd
+        self.clock = clock
+        self.decision: core.Decision | None = None
+        self.reading: power_.PowerReading | None = None
+        self.tick_ms = 0.0
+        self._state = core.start(self.settings())
+        self._clusters = power_.clusters(config.sensors.sysfs_root)
+        self._wake = asyncio.Event()
+        self._faults: frozenset[str] = frozenset()
+        self._cap: tuple[float | None, float | None] = (None, None)
+        self._slow = False
+        self._has_sensor: bool | None = None
+        self._energy: deque[tuple[float, float, int]] = deque()  # (time, joules, tokens)
+        self._long_step: float | None = None
+
+    # ---- what is wanted ----
+
+    @property
+    def wanted(self) -> ThrottleState:
+        """What callers asked for, if its time is not over."""
+        return expire_throttle(self.models.state, time.time()).throttle
+
+    @property
+    def mode(self) -> str:
+        return self.wanted.mode or self.config.throttle.mode
+
+    def settings(self) -> core.Settings:
+        """Configuration, artifact, board and the callers' last word."""
+        wanted, fixed = self.wanted, self.config.throttle
+        policy = self.models.thermal()
+        chosen = (wanted.temp_c, fixed.temp_c, policy.threshold_c)
+        return core.Settings(
+            mode=wanted.mode or fixed.mode,
+            temp_c=next((value for value in chosen if value is not None), None),
+            hysteresis_c=fixed.hysteresis_c,
+            horizon_s=fixed.horizon_s,
+            hw_passive_c=self.sensors.trips().passive_c,
+            continuous_c=policy.continuous_c,
+            rtheta_c_per_w=fixed.rtheta_c_per_w,
+            tau_s=fixed.tau_s,
+            duty_most=wanted.duty or 1.0,
+            allow_unload=fixed.allow_unload,
+        )
+
+    def actuators(self) -> core.Actuators:
+        """What this machine can do now: cores come and go."""
+        cores = power_.online_cpus(self.config.sensors.sysfs_root) or range(os.cpu_count() or 1)
+        threads = self.models.threads() or min(8, len(cores))
+        fastest = self._clusters[0] if self._clusters else None
+        capped = self.powerd.present and fastest is not None
+        return core.Actuators(
+            threads=threads,
+            freq_min_khz=fastest.hw_min_khz if capped and fastest else None,
+            freq_max_khz=fastest.hw_max_khz if capped and fastest else None,
+            clusters=tuple(cluster.name for cluster in self._clusters),
+        )
+
+    async def set(
+        self,
+        mode: str | None,
+        temp_c: float | None,
+        duty: float | None,
+        for_s: float | None,
+        external: list[str] | None,
+        reset: bool,
+    ) -> dict[str, Any]:
+        """Change the policy; it is kept over a restart unless it has an end. Raises ApiError."""
+        given = {"mode": mode, "temp_c": temp_c, "duty": duty}
+        changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
+        if external is not None:
+            self.sensors.set_external([*self.config.sensors.external, *external])
+            self._has_sensor = None
+            changes["external"] = tuple(external)
+        if for_s is not None:
+            changes["until"] = time.time() + for_s
+        state = self.models.state
+        if reset:
+            state = state.model_copy(update={"throttle": ThrottleState()})
+            self.sensors.set_external(self.config.sensors.external)
+        self.models.state = with_throttle(state, **changes)
+        self.models.state_file.save(self.models.state)
+        await self.tick()
+        self._wake.set()
+        return self.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """What is wanted and what is done."""
+        settings, d = self.settings(), self.decision
+        return {
+            "mode": settings.mode,
+            "threshold_c": core.threshold(settings),
+            "level": d.level if d else 0,
+            "rung": core.LADDER[d.level].name if d else core.LADDER[0].name,
+            "duty": round(d.duty, 4) if d else 1.0,
+            "threads": d.threads if d else None,
+            "cap": d.freq_cap_fraction if d else None,
+            "reason": d.reason if d else "",
+            "temp_c": d.temp_c if d else None,
+            "predicted_c": round(d.predicted_c, 2) if d and d.predicted_c is not None else None,
+            "paused": d.paused if d else False,
+            "faults": [list(fault) for fault in d.sensor_faults] if d else [],
+            "powerd": self.powerd.present,
+            "external": list(self.wanted.external or self.config.sensors.external),
+            "until": self.wanted.until,
+        }
+
+    # ---- the loop ----
+
+    async def run(self) -> None:
+        """Tick until cancelled. A fault of one tick is told, and the next one comes."""
+        external = self.wanted.external
+        if external:
+            with contextlib.suppress(ApiError):
+                self.sensors.set_external([*self.config.sensors.external, *external])
+        await self.powerd.status()  # connect, where there is a helper
+        while True:
+            await self.tick()
+            fast = bool(self.config.sensors.external or self.wanted.external)
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), FAST_S if fast else SLOW_S)
+            self._wake.clear()
+
+    async def tick(self) -> None:
+        """Read, decide, act."""
+        now = self.clock()
+        readings = self._readings(now)
+        self.reading = self.power.sample(now)
+        inputs = core.Inputs(
+            now_s=now,
+            readings=[
+                core.Reading(r.name, r.celsius, max(0.0, now - r.at_s), r.external)
+                for r in readings
+            ],
+            power_w=self.reading.power_w,
+            ambient_c=self.config.throttle.ambient_c,
+            step_time_trend=self._trend(),
+        )
+        before = self.decision
+        self._state, self.decision = core.tick(
+            self._state, inputs, self.actuators(), self.settings()
+        )
+        self._tell(before, self.decision)
+        await self._act(self.decision)
+        self.metrics.temperatures({r.name: r.celsius for r in readings})
+        self.metrics.power(dict(self.reading.rails))
+        self.metrics.throttle(self.decision.level, self.decision.duty, self.decision.threshold_c)
+        self.tick_ms = (self.clock() - now) * 1e3
+
+    def _any_sensor(self) -> bool:
+        """Whether this machine has, or was told of, anything that measures a temperature."""
+        if self._has_sensor is None or self.sensors.topics:
+            self._has_sensor = bool(self.sensors.states())
+        return self._has_sensor
+
+    def _readings(self, now: float) -> list[Reading]:
+        """All readings. A machine that has no sensor at all, and no threshold, has nothing to
+        watch; with a threshold, the missing sensor is a fault."""
+        readings = self.sensors.sample(now)
+        return [] if not self._any_sensor() and core.threshold(self.settings()) is None else readings
+
+    def _trend(self) -> float | None:
+        """Growth of the time per token over its long mean, while nothing of ours slows it."""
+        step = self.models.step_ms()
+        if step is None or self.models.pace != Pace():
+            return None
+        before = self._long_step
+        self._long_step = step if before is None else before + TREND_MEMORY * (step - before)
+        return step / self._long_step - 1.0
+
+    def _tell(self, before: core.Decision | None, now: core.Decision) -> None:
+        faults = frozenset(name for name, _ in now.sensor_faults)
+        for name, why in now.sensor_faults:
+            if name not in self._faults:
+                self.hub.publish("sensor.fault", sensor=name, reason=why)
+        for name in self._faults - faults:
+            self.hub.publish("sensor.ok", sensor=name)
+        self._faults = faults
+        changed = before is None or before.level != now.level
+        if changed and not (before is None and now.level == 0):
+            self.hub.publish(
+                "throttle.level",
+                level=now.level,
+                rung=core.LADDER[now.level].name,
+                duty=round(now.duty, 3),
+                reason=now.reason,
+                temp_c=now.temp_c,
+            )
+
+    # ---- acting ----
+
+    async def _act(self, d: core.Decision) -> None:
+        opened = self.models.threads()
+        pace = Pace(
+            round(d.duty, 3),
+            0 if not opened or d.threads >= opened else d.threads,
+            round(d.prefill_duty, 3),
+            0 if not opened or d.prefill_threads >= opened else d.prefill_threads,
+        )
+        if pace != self.models.pace:
+            await self.models.set_pace(pace)
+        self.models.shed(
+            paused=d.paused,
+            least_class=1 if d.reject_low_priority else None,
+            max_new_tokens=d.max_new_tokens,
+        )
+        self._place(d.cluster)
+        await self._clock(d)
+        if d.unload:
+            await self.models.unload_hot()
+
+    def _place(self, cluster: str | None) -> None:
+        """Move the workers' threads to a cluster's cores, or let them run everywhere again."""
+        found = next((c for c in self._clusters if c.name == cluster), None)
+        if (found is not None) == self._slow and not self._slow:
+            return
+        self._slow = found is not None
+        everywhere = power_.online_cpus(self.config.sensors.sysfs_root)
+        cores = found.cores if found is not None else everywhere
+        for pid in self.models.pids():
+            for task in _tasks_of(pid):
+                with contextlib.suppress(OSError, ValueError):
+                    os.sched_setaffinity(task, cores)
+
+    async def _clock(self, d: core.Decision) -> None:
+        """Cap the clock, milder while a prompt is read where the mode allows that."""
+        prefilling = self.models.prefilling()
+        fraction = d.prefill_cap_fraction if prefilling else d.freq_cap_fraction
+        fastest = self._clusters[0] if self._clusters else None
+        wanted = (fraction, None)
+        if wanted == self._cap or fastest is None or fastest.hw_max_khz is None:
+            return
+        try:
+            if fraction is None:
+                await self.powerd.restore()
+            else:
+                await self.powerd.cap_cpu(round(fastest.hw_max_khz * fraction))
+            self._cap = wanted
+        except ApiError as error:
+            self.hub.publish("powerd.refused", text=error.message)
+            self._cap = wanted
+
+    def phase_changed(self) -> None:
+        """A prompt begins or has been read: the clock's cap may differ."""
+        d = self.decision
+        if d is not None and d.prefill_cap_fraction != d.freq_cap_fraction:
+            self._wake.set()
+
+    # ---- figures ----
+
+    def energy_per_token(self) -> float | None:
+        """Joules a token over the last minute; None where power or tokens are not known."""
+        joules = self.reading.energy_j if self.reading is not None else None
+        if joules is None:
+            return None
+        now, tokens = self.clock(), self.models.tokens()
+        self._energy.append((now, joules, tokens))
+        while len(self._energy) > 2 and self._energy[0][0] < now - ENERGY_S:
+            self._energy.popleft()
+        _, first, count = self._energy[0]
+        return (joules - first) / (tokens - count) if tokens > count else None
+
+    async def calibrate(self, tell: Callable[[dict[str, Any]], Awaitable[None]]) -> dict[str, Any]:
+        """Thermal resistance and time constant by a step test: a minute at rest, five at work.
+
+        Raises ApiError where power or temperature is not known, or the test cannot tell.
+        """
+        reading = self.reading
+        if reading is None or reading.power_w is None:
+            raise ApiError("failed", "calibrate: no power rail is known; see gemctl doctor")
+        samples: list[tuple[float, float, float]] = []
+        started = self.clock()
+        load = asyncio.create_task(self._load_after(REST_S))
+        try:
+            while (now := self.clock() - started) < REST_S + LOAD_S:
+                d, reading = self.decision, self.reading
+                if d is None or d.temp_c is None or reading is None or reading.power_w is None:
+                    raise ApiError("failed", "calibrate: a sensor stopped; see gemctl doctor")
+                samples.append((now, d.temp_c, reading.power_w))
+                left = round(REST_S + LOAD_S - now)
+                await tell({"left_s": left, "temp_c": d.temp_c, "power_w": reading.power_w})
+                await asyncio.sleep(1.0)
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+        try:
+            fit = predict.fit_step_response(samples)
+        except ValueError as error:
+            raise ApiError("failed", f"calibrate: {error}") from None
+        return {"rtheta_c_per_w": fit.rtheta_c_per_w, "tau_s": fit.tau_s, "samples": len(samples)}
+
+    async def _load_after(self, rest_s: float) -> None:
+        await asyncio.sleep(rest_s)
+        while True:
+            await self.models.burn()
+
+
+def _tasks_of(pid: int) -> list[int]:
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def as_dict(decision: core.Decision) -> dict[str, Any]:
+    """For tests and the bundle."""
+    return dataclasses.asdict(decision)

@@ -1,0 +1,91 @@
+"""gemctl top: one picture a second, drawn over the last one; q or Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import select
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from gemctl import render
+from gemctl.asking import Session, fail
+from gemctl.client import Client, Refused
+
+CLEAR, HOME, HIDE, SHOW = "\x1b[2J", "\x1b[H", "\x1b[?25l", "\x1b[?25h"
+SERIES = (
+    ("temp_c", "temperature", "C"),
+    ("throughput_tps", "throughput", "tokens/s"),
+    ("throttle_level", "throttle level", ""),
+    ("duty", "duty", ""),
+    ("power_w", "power", "W"),
+)
+
+
+def picture(stats: dict[str, Any], history: dict[str, Any], events: list[str], width: int) -> str:
+    """The whole screen as text, no line wider than `width`."""
+    lines = [render.stats(stats), ""]
+    room = max(10, width - 40)
+    for key, name, unit in SERIES:
+        values = history["series"].get(key, [])[-room:]
+        known = [value for value in values if value is not None]
+        if known:
+            spark = render.sparkline(values, min(known), max(known))
+            lines.append(f"{name:<15}{render.number(known[-1], unit):>18}  {spark}")
+    lines += ["", *events[-6:]]
+    return "\n".join(line[:width] for text in lines for line in text.split("\n"))
+
+
+@contextmanager
+def _keys() -> Iterator[None]:
+    """Single keys, without an echo, where stdin is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _quits(wait_s: float) -> bool:
+    """Wait; true where somebody pressed q."""
+    ready, _, _ = select.select([sys.stdin] if sys.stdin.isatty() else [], [], [], wait_s)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x03")
+
+
+def _draw(client: Client, width: int) -> str:
+    seen: list[str] = []
+    client.call("events.follow", {"follow": False}, lambda e: seen.append(render.event(e)))
+    history = client.call("stats.history", {"seconds": 600, "step_s": 10})
+    return picture(client.call("stats"), history, seen, width)
+
+
+def run(session: Session, interval: float, once: bool) -> None:
+    """Draw until q, Ctrl-C or the daemon's end."""
+    with session.client() as client, _keys():
+        try:
+            if once:
+                click.echo(_draw(client, shutil.get_terminal_size().columns))
+                return
+            click.echo(HIDE + CLEAR, nl=False)
+            while True:
+                width = shutil.get_terminal_size().columns
+                body = _draw(client, width).replace("\n", "\x1b[K\n")
+                click.echo(f"{HOME}{body}\x1b[K\x1b[J", nl=False)
+                if _quits(interval):
+                    return
+        except Refused as error:
+            fail(error)
+        except KeyboardInterrupt:
+            return
+        finally:
+            if not once:
+                click.echo(SHOW)
