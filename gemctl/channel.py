@@ -17,6 +17,7 @@ from typing import Any
 from gemctl.errors import ApiError, Code
 
 FRAME_MOST = 1 << 18  # bytes, both ways
+CANCEL_S = 30.0  # for the step that runs; the heartbeat ends an engine that hangs
 ENDS = frozenset({"done", "error"})  # events that end a stream
 
 # gemrun_status of a failed request -> what the caller is told
@@ -145,10 +146,17 @@ class Channel:
                     raise error_of(event)
                 yield event
         finally:
-            del self._queues[number]
             if not ended and not self.closed.is_set():
-                with contextlib.suppress(ApiError):
-                    self.send("cancel", id=number)
+                await self._cancel(number, queue)
+            del self._queues[number]
+
+    async def _cancel(self, number: int, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
+        """End a request, and wait until the engine is free for the next one."""
+        with contextlib.suppress(ApiError, asyncio.TimeoutError, TimeoutError):
+            self.send("cancel", id=number)
+            while (event := await asyncio.wait_for(queue.get(), CANCEL_S)) is not None:
+                if event["event"] in ENDS:
+                    return
 
     async def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """The one event that answers a request. Raises ApiError, "timeout" among them."""

@@ -254,7 +254,7 @@ class Daemon:
                 "temp_c": d.temp_c if d else None,
                 "predicted_c": d.predicted_c if d else None,
                 "throttle_level": float(d.level) if d else None,
-                "duty": d.duty if d else None,
+                "duty": self.models.pace.duty,
                 "throughput_tps": last.get("decode_tps") if model and model.current else None,
                 "tokens": float(self.models.tokens()),
                 "power_w": reading.power_w if reading else None,

@@ -130,14 +130,19 @@ def _walk(folder: int, place: str) -> int:
 
 
 def read_small(folder: int, name: str, most: int) -> bytes | None:
-    """The whole of a regular file; None where there is none. OSError; ValueError above `most`."""
+    """The whole of a file; None where there is none. OSError where it cannot be read now;
+    ValueError where it never can: it is no regular file, or has more than `most` bytes."""
     try:
         descriptor = os.open(name, READ, dir_fd=folder)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("is a link") from None
+        raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
+            raise ValueError("is not a regular file")
         data = b""
         while piece := os.read(descriptor, most + 1 - len(data)):
             data += piece
@@ -149,9 +154,16 @@ def read_small(folder: int, name: str, most: int) -> bytes | None:
 
 
 def listing(folder: int) -> list[str]:
-    """Names in a folder, in order. OSError."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries)
+    """Names in a folder, in order. OSError.
+
+    By a descriptor of its own: others share their position with whoever else reads them.
+    """
+    own = os.open(".", FOLDER, dir_fd=folder)
+    try:
+        with os.scandir(own) as entries:
+            return sorted(entry.name for entry in entries)
+    finally:
+        os.close(own)
 
 
 # ---- writing ----

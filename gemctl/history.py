@@ -23,11 +23,8 @@ TTFT_WINDOW_S = 300.0
 TTFT_KEPT = 4096
 UNKNOWN = math.nan
 
-# What the daemon adds and the status page draws.
-SERIES = (
-    *("temp_c", "predicted_c", "threshold_c", "throughput_tps", "ttft_ms", "power_w"),
-    *("throttle_level", "throttle_duty", "kv_cache_used", "requests_active", "requests_queued"),
-)
+# What the status page draws. `throttle_level` is a number, `duty` a share of 1.
+DRAWN = ("temp_c", "predicted_c", "threshold_c", "throughput_tps", "throttle_level", "duty")
 
 
 class _Ring:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, Code
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_MODELS = 64
 MAX_SENSORS = 64
 MAX_KINDS = 64
-OUTCOMES = ("done", "failed", "cancelled", "rejected", "timeout")
+OUTCOMES = ("ok", *get_args(Code))  # else the word of the error
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 FLIP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
 
@@ -36,7 +36,7 @@ class Metrics:
         """Tokens were made."""
 
     def request(self, model: str, outcome: str) -> None:
-        """A request ended; another word than OUTCOMES counts as failed."""
+        """A request ended: "ok", or its error's code; any other word counts as "failed"."""
 
     def kv_cache(self, model: str, used: int, size: int) -> None:
         """Tokens in the cache, and its size in tokens; size 0: unknown."""

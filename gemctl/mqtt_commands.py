@@ -56,7 +56,8 @@ SLOW = LONG | {"generate"}  # these leave room for the quick ones
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}\Z")
 _LEVELS = re.compile(r"[^+#\x00-\x1f\x7f/$][^+#\x00-\x1f\x7f/]*(/[^+#\x00-\x1f\x7f/]+)*\Z")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # matches at every quote: linear
-_BRACKET = re.compile(rb"[][{}]")
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,12 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def _depth(payload: bytes) -> int:
-    """The deepest nesting, brackets inside strings aside."""
-    level = deepest = 0
-    for bracket in _BRACKET.finditer(_STRING.sub(b"", payload)):
-        level += 1 if bracket[0] in b"[{" else -1
-        deepest = max(deepest, level)
-    return deepest
+def _too_deep(payload: bytes) -> bool:
+    """Brackets, those inside strings aside, are nested deeper than DEPTH or never closed."""
+    rest = _STRING.sub(b"", payload).translate(_BRACKETS, _OTHERS)
+    for _ in range(DEPTH):
+        rest = rest.replace(b"[]", b"")
+    return bool(rest)
 
 
 def strict_object(payload: bytes) -> dict[str, Any]:
@@ -200,8 +200,8 @@ def strict_object(payload: bytes) -> dict[str, Any]:
         what = f"payload: {len(payload)} bytes, at most {MOST_BYTES}; shorten it"
         raise Refusal("bad_request", what, "oversize")
     try:
-        if _depth(payload) > DEPTH:
-            raise ValueError(f"nested deeper than {DEPTH}")
+        if _too_deep(payload):
+            raise ValueError(f"nested deeper than {DEPTH}, or not closed")
         value = json.loads(
             payload.decode("utf-8"),
             object_pairs_hook=_pairs,

@@ -20,7 +20,7 @@ from gemctl.sensors import folders, read_number, read_short, read_word
 
 MAX_WATTS = 2000.0  # above: a counter that began anew, not a load
 LONGEST_GAP_S = 10.0  # between two samples whose energy is still taken as known
-MIN_STEP_S = 0.02  # between two readings of an energy counter
+PERIOD_S = 0.5  # rails are read twice a second, however often `sample` is called
 TOTAL_LABELS = ("VDD_IN", "POM_5V_IN")
 RPI_FLAGS = {
     0: "undervoltage",
@@ -170,7 +170,7 @@ def _rapl(root: Path) -> Iterable[_Rail]:
 
 
 class Power:
-    """All supplies. For one thread. A rail over I2C takes about a millisecond: ask once a second.
+    """All supplies. For one thread. A rail over I2C takes about a millisecond.
 
     `roles`: what an HDF says of a label ("total" or "part"); without it VDD_IN and POM_5V_IN are
     totals, then ACPI's power meter, then the x86 counters: of the platform, or else of packages
@@ -190,9 +190,9 @@ class Power:
         self._energy_j: float | None = None
 
     def sample(self, now: float) -> PowerReading:
-        """Read all rails. Counters give no power at the first sample."""
+        """All rails, read every PERIOD_S. Counters give no power at the first sample."""
         seconds = None if self._at_s is None else now - self._at_s
-        if self._last is not None and seconds is not None and seconds < MIN_STEP_S:
+        if self._last is not None and seconds is not None and seconds < PERIOD_S * 0.9:
             return self._last
         for rail in self._rails:
             rail.take(seconds)

@@ -29,6 +29,7 @@ from gemctl.errors import ApiError
 
 LOWEST_C, HIGHEST_C = -40.0, 150.0  # outside: no temperature of a board
 SOC_PERIOD_S = 0.5  # zones are read twice a second, however often `sample` is called
+TRIPS_S = 2.0  # the kernel's limits are read no more often
 RESCAN_S = 10.0  # between two searches for zones while none gives a temperature
 MAX_EXTERNAL = 16
 MAX_ZONES = 256
@@ -553,12 +554,13 @@ class Sensors:
         self._soc: list[Reading] = []
         self._soc_at: float | None = None
         self._scanned_at = 0.0
+        self._trips: tuple[float, Trips] | None = None  # (when read, what)
         self.set_external(external)
         self.scan(clock())
 
     def scan(self, now: float) -> None:
         """Look for zones and chips again."""
-        self._scanned_at, self._soc_at = now, None
+        self._scanned_at, self._soc_at, self._trips = now, None, None
         self._found = [*_zones(self._root), *_chips(self._root)]
         if not self._wanted:
             self._used = _choose(self._found)
@@ -581,6 +583,11 @@ class Sensors:
             if not isinstance(source, _Topic):
                 self._readers.setdefault(spec, _Reader(source))
         self._sources = new
+
+    @property
+    def any(self) -> bool:
+        """Is there a zone or chip, or was a sensor named?"""
+        return bool(self._found or self._wanted or self._sources)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -639,7 +646,13 @@ class Sensors:
         return Reading(spec, celsius, at_s, True, "")
 
     def trips(self) -> Trips:
-        """The strictest limits of the processor's zones, read now; they beat the HDF's."""
+        """The strictest limits of the processor's zones, as they are now; they beat the HDF's."""
+        now = self._clock()
+        if self._trips is None or now - self._trips[0] >= TRIPS_S:
+            self._trips = (now, self._read_trips())
+        return self._trips[1]
+
+    def _read_trips(self) -> Trips:
         every: list[_Soc] = [*self._used, *(s for s in self._found if _place(s) in (0, 1, 2))]
         found = [sensor.trips() for sensor in dict.fromkeys(every)]
 

@@ -26,8 +26,8 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -126,6 +126,9 @@ class _Marks:
         rest = tuple(pair for pair in self.bad if pair[0] != digest)
         good = tuple(d for d in self.good if d != digest)
         return _Marks(good, (*rest, (digest, reason[:REASON_MOST]))[-BAD_MOST:])
+
+    def as_unknown(self, digest: str) -> _Marks:
+        return _Marks(self.good, tuple(pair for pair in self.bad if pair[0] != digest))
 
     def pack(self) -> bytes:
         table = {"schema": 1, "good": self.good, "bad": self.bad}
@@ -246,8 +249,8 @@ class Store:
         """Copy an open file into the store; its own offset does not matter and stays.
 
         When this returns the version is on the disk under its digest. `collect` spares it until
-        mark_good, mark_bad or remove has judged it. ApiError: refused (no regular file, empty,
-        above `size_most` bytes, changed meanwhile, marked bad before), no_space, failed,
+        mark_good, mark_bad, remove or release has judged it. ApiError: refused (no regular file,
+        empty, above `size_most` bytes, changed meanwhile, marked bad before), no_space, failed,
         cancelled; then nothing has changed.
         """
         before = source_of(descriptor, size_most)
@@ -277,8 +280,9 @@ class Store:
     def _settle(self, folder: int, incoming: Incoming, staged: Staged) -> bool:
         """Name the file, unless the same is there; a damaged one of that name gives way."""
         file = staged.digest + SUFFIX
+        sound = _is_sound(folder, file, staged.digest, staged.size)
         with self._lock:
-            fresh = not _is_sound(folder, file, staged.digest, staged.size)
+            fresh = not (sound and _is_there(folder, file))  # it may have been collected since
             if fresh:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file, dir_fd=folder)
@@ -292,6 +296,11 @@ class Store:
                 raise
             self._held.versions.add((staged.name, staged.digest))
         return fresh
+
+    def release(self, name: str, digest: str) -> None:
+        """Let `collect` have a staged version that nobody will judge. Never fails."""
+        with self._lock:
+            self._held.versions.discard((name, digest))
 
     @contextlib.contextmanager
     def _busy(self, name: str) -> Iterator[None]:
@@ -313,8 +322,7 @@ class Store:
         with self._change(name, digest) as (folder, found):
             if digest not in {version.digest for version in found.present}:
                 raise _missing(name, digest)
-            marks, _ = _read_marks(folder)
-            _write_marks(folder, marks, marks.as_good(digest))
+            _change_marks(folder, found, lambda marks: marks.as_good(digest))
             if found.current not in (digest, None):
                 durable.write_link(folder, PREVIOUS, f"{found.current}{SUFFIX}")
             if _link_of(folder, CURRENT) != digest:
@@ -329,9 +337,8 @@ class Store:
         file stays until `collect`. The digest need not be there. ApiError.
         """
         plain = reason.encode("ascii", "replace").decode()
-        with self._change(name, digest) as (folder, _):
-            marks, _ = _read_marks(folder)
-            _write_marks(folder, marks, marks.as_bad(digest, plain))
+        with self._change(name, digest) as (folder, before):
+            _change_marks(folder, before, lambda marks: marks.as_bad(digest, plain))
             found = _versions(folder, name)  # as it is without the bad one
             _relink(folder, CURRENT, found.current)
             _relink(folder, PREVIOUS, found.previous)
@@ -340,10 +347,8 @@ class Store:
 
     def forgive(self, name: str, digest: str) -> None:
         """Forget that a version was bad, so that it may be staged again. ApiError."""
-        with self._change(name, digest) as (folder, _):
-            marks, _ = _read_marks(folder)
-            rest = tuple(pair for pair in marks.bad if pair[0] != digest)
-            _write_marks(folder, marks, replace(marks, bad=rest))
+        with self._change(name, digest) as (folder, found):
+            _change_marks(folder, found, lambda marks: marks.as_unknown(digest))
 
     # ---- removing ----
     def remove(self, name: str, digest: str, in_use: Collection[str] = ()) -> None:
@@ -363,7 +368,8 @@ class Store:
 
     def collect(self, in_use: Collection[str] = (), keep: int = 2) -> Collected:
         """Delete what nobody needs: partial files, and versions except the last `keep` good ones,
-        those in use, and those that this process staged and that are not judged. ApiError.
+        those in use, and those that this process staged and that are not judged. Where it cannot
+        be read which ones were good, all stay. ApiError.
         """
         total = Collected()
         with self._lock, explained(self.root):
@@ -381,9 +387,9 @@ class Store:
             return total
         try:
             found = _versions(folder, name)
-            kept = {*_kept(found, keep), *in_use}
+            kept = {*found.good[:keep], *in_use}
             kept |= {digest for owner, digest in self._held.versions if owner == name}
-            gone = [v for v in found.present if v.digest not in kept]
+            gone = [v for v in found.present if v.digest not in kept and not found.warning]
             for version in gone:
                 _delete(folder, version.digest)
             others = _sweep(folder)
@@ -433,18 +439,13 @@ def _missing(name: str, digest: str) -> ApiError:
 def _versions(folder: int, name: str) -> Versions:
     present = tuple(_present(folder))
     there = {version.digest for version in present}
-    marks, warning = _read_marks(folder)
+    marks, warning = _marks(folder)
     links = [_link_of(folder, CURRENT), _link_of(folder, PREVIOUS)]
     usable = [d for d in (*links, *marks.good) if d in there and not marks.is_bad(d)]
     ordered = list(dict.fromkeys(usable))
     current = ordered[0] if ordered else None
     previous = ordered[1] if len(ordered) > 1 else None
     return Versions(name, current, previous, tuple(ordered), marks.bad, present, warning)
-
-
-def _kept(found: Versions, keep: int) -> tuple[str, ...]:
-    """The last `keep` good versions; current and previous come first in `good`."""
-    return found.good[:keep]
 
 
 def _present(folder: int) -> Iterator[Version]:
@@ -478,11 +479,16 @@ def _relink(folder: int, name: str, digest: str | None) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _read_marks(folder: int) -> tuple[_Marks, str]:
-    """What is known, and a warning where the file could not be read."""
+def _read_marks(folder: int) -> _Marks:
+    """What is known. ValueError where the file is damaged; OSError."""
+    data = durable.read_small(folder, MARKS, MARKS_BYTES)
+    return _Marks() if data is None else _marks_of(data)
+
+
+def _marks(folder: int) -> tuple[_Marks, str]:
+    """What is known, and a warning where it could not be read."""
     try:
-        data = durable.read_small(folder, MARKS, MARKS_BYTES)
-        return (_Marks() if data is None else _marks_of(data)), ""
+        return _read_marks(folder), ""
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return _Marks(), (
@@ -490,21 +496,38 @@ def _read_marks(folder: int) -> tuple[_Marks, str]:
         )
 
 
-def _write_marks(folder: int, before: _Marks, after: _Marks) -> None:
+def _change_marks(folder: int, found: Versions, change: Callable[[_Marks], _Marks]) -> None:
+    """Write the marks if they change, or were damaged: then by what the links say. OSError."""
+    try:
+        before = _read_marks(folder)
+    except ValueError:
+        durable.write_file(folder, MARKS, change(_Marks(found.good)).pack())
+        return
+    after = change(before)
     if after != before:
         durable.write_file(folder, MARKS, after.pack())
 
 
 def _refuse_bad(folder: int, name: str, digest: str) -> None:
-    marks, _ = _read_marks(folder)
-    for known, reason in marks.bad:
-        if known == digest:
-            why = f" ({reason})" if reason else ""
-            raise ApiError(
-                "refused",
-                f"version {digest[:12]} of {name}: was found bad before{why}; "
-                f"use another artifact, or gemctl model clear {name}",
-            )
+    try:
+        bad = dict(_read_marks(folder).bad)
+    except ValueError:  # `versions` tells it
+        return
+    if digest in bad:
+        why = f" ({bad[digest]})" if bad[digest] else ""
+        raise ApiError(
+            "refused",
+            f"version {digest[:12]} of {name}: was found bad before{why}; "
+            f"use another artifact, or gemctl model clear {name}",
+        )
+
+
+def _is_there(folder: int, file: str) -> bool:
+    try:
+        os.stat(file, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _is_sound(folder: int, file: str, digest: str, size: int) -> bool:

@@ -95,7 +95,6 @@ class Throttle:
             continuous_c=policy.continuous_c,
             rtheta_c_per_w=fixed.rtheta_c_per_w,
             tau_s=fixed.tau_s,
-            duty_most=wanted.duty or 1.0,
             allow_unload=fixed.allow_unload,
         )
 
@@ -148,7 +147,7 @@ class Throttle:
             "threshold_c": core.threshold(settings),
             "level": d.level if d else 0,
             "rung": core.LADDER[d.level].name if d else core.LADDER[0].name,
-            "duty": round(d.duty, 4) if d else 1.0,
+            "duty": self.models.pace.duty,
             "threads": d.threads if d else None,
             "cap": d.freq_cap_fraction if d else None,
             "reason": d.reason if d else "",
@@ -247,10 +246,11 @@ class Throttle:
 
     async def _act(self, d: core.Decision) -> None:
         opened = self.models.threads()
+        most = self.wanted.duty or 1.0  # the operator's limit holds at once; heat's is slewed
         pace = Pace(
-            round(d.duty, 3),
+            min(round(d.duty, 3), most),
             0 if not opened or d.threads >= opened else d.threads,
-            round(d.prefill_duty, 3),
+            min(round(d.prefill_duty, 3), most),
             0 if not opened or d.prefill_threads >= opened else d.prefill_threads,
         )
         if pace != self.models.pace:

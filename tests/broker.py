@@ -265,11 +265,13 @@ class Client:
     async def wait(self, wanted: Callable[[Seen], bool], seconds: float = 10) -> Seen:
         """The first message, already here or still to come, that is wanted."""
         deadline = time.monotonic() + seconds
+        looked = 0
         while True:
             self._news.clear()
-            for seen in self.seen:
+            for seen in self.seen[looked:]:
                 if wanted(seen):
                     return seen
+            looked = len(self.seen)
             left = deadline - time.monotonic()
             assert left > 0, f"not seen in {seconds} s; the last were {self.seen[-5:]}"
             with contextlib.suppress(asyncio.TimeoutError):

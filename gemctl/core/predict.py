@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 HORIZON_S = 30.0
 SPAN_S = 20.0  # the line goes through so much of the past
-AMBIENT_SPAN_S = 120.0
 BIN_S = 0.5  # samples are averaged over this before the line is laid
+AMBIENT_SPAN_S = 120.0
+AMBIENT_BIN_S = 5.0
 SPAN_LEAST = 0.4  # of the span: below it the line is noise
 TAU_S = 90.0  # when nothing is known
 RTHETA = 2.5
@@ -42,6 +43,7 @@ STEADY = 0.05  # of the power
 FITS_LEAST = 12  # before the model may speak
 SCORES_LEAST = 4  # predictions that have come due before it may speak
 SCORE_WEIGHT = 0.1  # of a new error in the running means
+MOVED_C = 1.0  # where nothing moves, nothing can be told apart
 POWER_HELD = 0.1  # a prediction is judged where the power stayed within this share
 
 TREND_C = 20.0  # added per doubling of the time per token
@@ -53,9 +55,10 @@ TREND_MOST_C = 2.0
 
 @dataclass(frozen=True)
 class Trend:
-    """A quantity's last seconds, as means over half a second, and the line through them."""
+    """A quantity's last seconds, as means over a bin each, and the line through them."""
 
     span_s: float = SPAN_S
+    bin_s: float = BIN_S
     bins: tuple[tuple[float, float], ...] = ()  # (time, mean), ascending
     opened_s: float = 0.0  # the bin being filled
     time_sum: float = 0.0
@@ -66,30 +69,37 @@ class Trend:
     def add(self, now_s: float, value: float) -> Trend:
         """The trend with one more sample. A clock that goes back starts it anew."""
         if self.count and now_s < self.opened_s:
-            return Trend(self.span_s).add(now_s, value)
-        if not self.count or now_s - self.opened_s < BIN_S:
-            return replace(
-                self,
-                opened_s=self.opened_s if self.count else now_s,
-                time_sum=self.time_sum + now_s,
-                value_sum=self.value_sum + value,
-                count=self.count + 1,
+            return Trend(self.span_s, self.bin_s).add(now_s, value)
+        if not self.count or now_s - self.opened_s < self.bin_s:
+            return Trend(
+                self.span_s,
+                self.bin_s,
+                self.bins,
+                self.opened_s if self.count else now_s,
+                self.time_sum + now_s,
+                self.value_sum + value,
+                self.count + 1,
+                self.slope,
             )
         closed = (self.time_sum / self.count, self.value_sum / self.count)
-        kept = tuple(b for b in self.bins if now_s - b[0] <= self.span_s)
-        bins = (*kept, closed)
-        return Trend(self.span_s, bins, now_s, now_s, value, 1, line_slope(bins, self.span_s))
+        bins = tuple(b for b in (*self.bins, closed) if now_s - b[0] <= self.span_s + self.bin_s)
+        slope = line_slope(bins, self.span_s)
+        return Trend(self.span_s, self.bin_s, bins, now_s, now_s, value, 1, slope)
 
 
 def line_slope(points: Sequence[tuple[float, float]], span_s: float = SPAN_S) -> float | None:
     """Slope of the least-squares line, per second; None below four points or 40 % of the span."""
     if len(points) < 4 or points[-1][0] - points[0][0] < SPAN_LEAST * span_s:
         return None
-    middle = math.fsum(time for time, _ in points) / len(points)
-    mean = math.fsum(value for _, value in points) / len(points)
-    spread = math.fsum((time - middle) ** 2 for time, _ in points)
-    shared = math.fsum((time - middle) * (value - mean) for time, value in points)
-    return shared / spread
+    (first_s, first), count = points[0], len(points)
+    times = values = squares = shared = 0.0
+    for time, value in points:  # relative to the first, so that large clocks cost no digits
+        seconds, change = time - first_s, value - first
+        times += seconds
+        values += change
+        squares += seconds * seconds
+        shared += seconds * change
+    return (count * shared - times * values) / (count * squares - times * times)
 
 
 def line_ahead(temp_c: float, slope: float, tau_s: float, horizon_s: float) -> float:
@@ -208,12 +218,15 @@ def _clamp(value: float, low: float, high: float) -> float:
 
 # Both together.
 
+_AMBIENT = Trend(AMBIENT_SPAN_S, AMBIENT_BIN_S)
+
 
 @dataclass(frozen=True)
 class Pending:
     """Predictions that wait for their time, and the power under which they were made."""
 
     due_s: float
+    from_c: float
     model_c: float
     line_c: float
     power_w: float
@@ -235,11 +248,11 @@ class Predictor:
     """Everything that was learnt. `ahead` is the prediction, `observe` the next predictor."""
 
     fit: Fit = field(default_factory=new_fit)
-    line: Trend = field(default_factory=Trend)
-    ambient_line: Trend = field(default_factory=lambda: Trend(AMBIENT_SPAN_S))
+    line: Trend = Trend()
+    ambient_line: Trend = _AMBIENT
     lagged_c: float = 0.0  # ambient temperature as it has come through to the chip
     seen_s: float | None = None  # last observation
-    window: Window = field(default_factory=Window)
+    window: Window = Window()
     pending: tuple[Pending, ...] = ()
     model_error: float = 0.0  # running mean of squared errors, C^2
     line_error: float = 0.0
@@ -312,7 +325,7 @@ class Predictor:
         if known is None:
             return self
         if self.ambient_c is None or self.seen_s is None:  # the line so far is of something else
-            fresh = replace(self, line=Trend(), ambient_line=Trend(AMBIENT_SPAN_S))
+            fresh = replace(self, line=Trend(), ambient_line=_AMBIENT)
             return replace(fresh, ambient_c=known, lagged_c=known)
         seconds = max(0.0, now_s - self.seen_s)
         share = 1.0 - math.exp(-seconds / self._line_tau)
@@ -356,12 +369,12 @@ def _fill(predictor: Predictor, now_s: float, temp_c: float, power_w: float) -> 
     if window.count and now_s < window.opened_s:
         window = Window()
     if not window.count or now_s - window.opened_s < FIT_S:
-        filled = replace(
-            window,
-            opened_s=window.opened_s if window.count else now_s,
-            temp_sum=window.temp_sum + temp_c,
-            power_sum=window.power_sum + power_w,
-            count=window.count + 1,
+        filled = Window(
+            window.opened_s if window.count else now_s,
+            window.temp_sum + temp_c,
+            window.power_sum + power_w,
+            window.count + 1,
+            window.before,
         )
         known = predictor.power_w if predictor.power_w is not None else power_w
         return replace(predictor, window=filled, power_w=known)
@@ -402,6 +415,8 @@ def _score(predictor: Predictor, now_s: float, means: tuple[float, float, float]
         if made.due_s > now_s:
             waiting.append(made)
             continue
+        if max(abs(c - made.from_c) for c in (means[1], made.model_c, made.line_c)) < MOVED_C:
+            continue
         weight = max(SCORE_WEIGHT, 1.0 / (scores + 1))
         model += weight * ((made.model_c - means[1]) ** 2 - model)
         line += weight * ((made.line_c - means[1]) ** 2 - line)
@@ -409,6 +424,7 @@ def _score(predictor: Predictor, now_s: float, means: tuple[float, float, float]
     ahead_s = HORIZON_S
     made = Pending(
         means[0] + ahead_s,
+        means[1],
         predictor._model_ahead(means[1], ahead_s),
         predictor.line_ahead(means[1], ahead_s),
         means[2],

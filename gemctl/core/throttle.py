@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -35,17 +36,18 @@ ENGAGE_S = 3.0  # after any change of the rung, before one more
 RELEASE_S = 15.0  # and before one less
 RELAPSE_S = 120.0  # a rung up so soon after one down: the next one down waits twice as long
 RELEASE_MOST_S = 600.0
+SPENT_S = 10.0  # a duty at its least shows in the line only after that
 PAUSE_LEAST_S = 60.0  # in a pause, before it may end without having cooled by the hysteresis
 FAULT_LEAST_S = 15.0  # the fail-safe lasts at least so long
 
-BELOW_C = 1.0  # the duty controller aims so far below the threshold
+BELOW_C = 1.5  # the duty controller aims so far below the threshold
 URGENT_C = 1.0  # so far above it the ladder goes on although its rung has more to give
 DUTY_LEAST = 0.05
 DUTY_DOWN = 0.2  # per second
 DUTY_UP = 0.05
 TICK_MOST_S = 5.0  # a longer gap between ticks counts as this
 LEAD_S = 10.0  # the duty controller looks so far ahead: the line through 20 s is 10 s old
-LAG_S = 20.0  # closed loop: time in which the duty controller makes good most of an error
+LAG_S = 15.0  # closed loop: time in which the duty controller makes good most of an error
 DEGREES_PER_DUTY = 25.0  # at rest, when neither power nor resistance is known
 GAIN = 0.2  # duty per degree; what is known of the machine changes it at most by a factor of two
 FILTER_S = 10.0  # of power and duty, for the feed-forward
@@ -122,14 +124,14 @@ class Profile:
     duty: float = 1.0
     half_threads: bool = False
     cap: float = 1.0
-    prefill_cap: float = 1.0  # a prefill may use this clock; first tokens are not paced then
+    prefill_cap: float = 1.0  # of the clock while a prefill runs
     lower_c: float = 0.0  # the threshold is so much lower
     rungs: int = 1  # at a time, upwards
     ahead: float = 1.0  # times the horizon
 
 
 # A prefill at 0.88 of the clock takes at most 1 / 0.88 = 1.14 times as long, even where all of it
-# is computing; a prefill at 0.7 takes 1.43 times.
+# is computing; at 0.7 of the clock, 1.43 times; at a duty of 0.5, twice as long.
 PROFILES: Mapping[Mode, Profile] = MappingProxyType(
     {
         "performance": Profile(ahead=0.0),
@@ -186,9 +188,9 @@ class Decision:
     threads: int
     cluster: str | None  # None = wherever the threads are by default
     freq_cap_fraction: float | None  # of freq_max_khz; None = no cap
-    prefill_duty: float  # the same three for a prefill; stricter never, and milder only where a
-    prefill_threads: int  # mode, not heat, slows the machine and its clock can be capped
-    prefill_cap_fraction: float | None
+    prefill_duty: float  # the same three for a prefill: never stricter, and milder only where the
+    prefill_threads: int  # mode, not heat, slows the machine. The threads are all of them then;
+    prefill_cap_fraction: float | None  # duty and clock are spared where the clock can be capped.
     max_new_tokens: int | None
     reject_low_priority: bool
     paused: bool
@@ -231,6 +233,8 @@ class State:
     level: int = 0
     duty: float = 1.0
     integral: float | None = None  # of the duty controller; None = not at work
+    begin: float | None = None  # duty from which it begins, the next time; None = from the full one
+    spent_s: float | None = None  # since when the duty has been at the rung's least
     last_s: float | None = None
     changed_s: float = -math.inf  # when the rung changed
     released_s: float = -math.inf  # when it last went down
@@ -287,9 +291,11 @@ def tick(
     if limit is None:
         state, why = replace(state, level=0), "no threshold known"
     elif view is None:
-        state, why = _blind(state, now, rungs)
+        level, why = _blind(state, now, rungs)
+        state = _to(state, level, now, actuators)
     else:
-        state, why = _climb(state, view, limit, rungs, settings, now, bool(faults))
+        state, level, why = _climb(state, view, limit, rungs, settings, now, bool(faults))
+        state = _to(state, level, now, actuators)
     state = _pace(state, view, limit, settings, seconds, by_fault)
     return state, _decide(state, actuators, settings, view, by_fault, faults, why)
 
@@ -299,11 +305,11 @@ def tick(
 
 def _follow(tracks: tuple[Track, ...], inputs: Inputs) -> tuple[Track, ...]:
     """Every listed sensor's track with its newest sample; sensors not listed are forgotten."""
-    known = {track.name: track for track in tracks}
-    return tuple(
-        _sample(known.get(reading.name, Track(reading.name)), reading, inputs.now_s)
-        for reading in inputs.readings
-    )
+    if [track.name for track in tracks] != [reading.name for reading in inputs.readings]:
+        known = {track.name: track for track in tracks}
+        tracks = tuple(known.get(r.name, Track(r.name)) for r in inputs.readings)
+    pairs = zip(tracks, inputs.readings, strict=True)
+    return tuple(_sample(track, reading, inputs.now_s) for track, reading in pairs)
 
 
 def _sample(track: Track, reading: Reading, now_s: float) -> Track:
@@ -410,6 +416,7 @@ def _filter(state: State, power_w: float | None, seconds: float) -> State:
 # The ladder.
 
 
+@lru_cache(maxsize=16)
 def _rungs(actuators: Actuators, settings: Settings) -> tuple[int, ...]:
     """Numbers of the rungs that this machine has, ascending."""
     found = [
@@ -429,11 +436,11 @@ def _differs(actuators: Actuators, before: Rung, rung: Rung) -> bool:
     return fewer or slower or moved
 
 
-def _blind(state: State, now_s: float, rungs: Sequence[int]) -> tuple[State, str]:
-    """Without a temperature the rung stays, but for a pause: that would never end."""
+def _blind(state: State, now_s: float, rungs: Sequence[int]) -> tuple[int, str]:
+    """The rung without a temperature: the same, but for a pause, which would never end."""
     if state.level >= PAUSE and now_s - state.changed_s >= PAUSE_LEAST_S:
-        return _to(state, _below(rungs, state.level), now_s), "no temperature; the pause has ended"
-    return state, "no temperature"
+        return _below(rungs, state.level), "no temperature; the pause has ended"
+    return state.level, "no temperature"
 
 
 def _climb(
@@ -444,30 +451,29 @@ def _climb(
     settings: Settings,
     now_s: float,
     faulty: bool,
-) -> tuple[State, str]:
-    """One rung up or down, or none; and why. With a faulty sensor only a pause is left."""
-    rested = now_s - state.changed_s
-    predicted = view.predicted_c > limit and view.slope > 0.0
-    if view.temp_c >= limit or predicted:
-        hot = f"{view.temp_c:.1f} C, threshold {limit:g} C"
-        why = hot if view.temp_c >= limit else f"{hot}: {view.predicted_c:.1f} C predicted"
-        spent = state.duty <= _duty_least(state.level, settings) + 0.01
-        urgent = view.temp_c >= limit + URGENT_C
-        if rested >= ENGAGE_S and (state.level == 0 or spent or urgent):
-            upper = [rung for rung in rungs if rung > state.level]
-            wanted = upper[: PROFILES[settings.mode].rungs]
-            # Nobody is paused for what is only predicted.
-            wanted = [rung for rung in wanted if rung < PAUSE or view.temp_c >= limit]
-            if wanted:
-                return _to(state, wanted[-1], now_s), why
-        return state, why
-    if state.level == 0:
-        return state, "cool"
+) -> tuple[State, int, str]:
+    """The next rung, and why. With a faulty sensor nothing is released but a pause."""
+    spent = state.duty <= _duty_least(state.level, settings) + 0.01
+    since = state.spent_s if state.spent_s is not None else now_s
+    state = replace(state, spent_s=since if spent else None)
+    rested, level = now_s - state.changed_s, state.level
     why = f"{view.temp_c:.1f} C, threshold {limit:g} C"
-    held = faulty and state.level < PAUSE
+    if view.temp_c >= limit:
+        urgent = view.temp_c >= limit + URGENT_C
+        if rested >= ENGAGE_S and (spent or urgent):
+            level = _above(rungs, level, PROFILES[settings.mode].rungs)
+        return state, level, why
+    if view.predicted_c > limit and view.slope > 0.0:
+        lasting = level == 0 or (spent and now_s - since >= SPENT_S)
+        if rested >= ENGAGE_S and lasting:  # nobody is paused for what is only predicted
+            level = max(level, min(PAUSE - 1, _above(rungs, level, PROFILES[settings.mode].rungs)))
+        return state, level, f"{why}: {view.predicted_c:.1f} C predicted"
+    if level == 0:
+        return state, level, "cool"
+    held = faulty and level < PAUSE
     if rested >= state.rest_s and not held and _cooled(state, view, limit, settings, rested):
-        return _to(state, _below(rungs, state.level), now_s), f"{why}: cooled"
-    return state, why
+        return state, _below(rungs, level), f"{why}: cooled"
+    return state, level, why
 
 
 def _cooled(state: State, view: View, limit: float, settings: Settings, rested: float) -> bool:
@@ -476,22 +482,43 @@ def _cooled(state: State, view: View, limit: float, settings: Settings, rested: 
     pausing = state.level >= PAUSE
     if view.temp_c <= low and view.predicted_c <= low:
         return pausing or state.duty >= _duty_most(settings, False) - 0.01
+    if LADDER[state.level].shed and not pausing:
+        # The rung below does the same at this duty: requests come back, no watt is added.
+        within = state.duty >= 0.65 * _duty_most(settings, False)
+        return within and max(view.temp_c, view.predicted_c) <= limit
     # Where the surroundings are warmer than `low` a pause would last for ever.
     still = view.temp_c < limit - BELOW_C and view.slope <= 0.02
     return pausing and rested >= PAUSE_LEAST_S and still
+
+
+def _above(rungs: Sequence[int], level: int, count: int) -> int:
+    upper = [rung for rung in rungs if rung > level][:count]
+    return upper[-1] if upper else level
 
 
 def _below(rungs: Sequence[int], level: int) -> int:
     return max((rung for rung in rungs if rung < level), default=0)
 
 
-def _to(state: State, level: int, now_s: float) -> State:
+def _to(state: State, level: int, now_s: float, actuators: Actuators) -> State:
     """The state on another rung. Who was let go too early waits longer the next time."""
+    if level == state.level:
+        return state
+    moved = replace(state, level=level, changed_s=now_s, spent_s=None)
     if level < state.level:
-        return replace(state, level=level, changed_s=now_s, released_s=now_s)
+        # The rung below can do more: the duty goes on from where the power stays the same.
+        ratio = _strength(actuators, LADDER[state.level]) / _strength(actuators, LADDER[level])
+        return replace(moved, released_s=now_s, begin=state.duty * ratio)
     relapse = now_s - state.released_s < RELAPSE_S
     rest = min(RELEASE_MOST_S, 2.0 * state.rest_s) if relapse else RELEASE_S
-    return replace(state, level=level, changed_s=now_s, released_s=-math.inf, rest_s=rest)
+    return replace(moved, released_s=-math.inf, rest_s=rest)
+
+
+def _strength(actuators: Actuators, rung: Rung) -> float:
+    """Dynamic power of a rung at full duty, roughly, relative to the first one's."""
+    cap = rung.cap if actuators.can_cap else 1.0
+    slow = 0.5 if rung.slow and len(actuators.clusters) > 1 else 1.0
+    return _threads(actuators, rung.threads) / max(1, actuators.threads) * cap * cap * slow
 
 
 # The duty.
@@ -520,7 +547,7 @@ def _pace(
     if view is None or limit is None:
         wanted = min(state.duty, most) if limit is not None else most
     elif state.level == 0:
-        state, wanted = replace(state, integral=None), most
+        state, wanted = replace(state, integral=None, begin=None), most
     elif state.level >= PAUSE:
         state, wanted = replace(state, integral=None), least
     else:
@@ -545,6 +572,8 @@ def _control(
     forward = _forward(state, limit, settings)
     base = 1.0 if forward is None else forward
     integral = state.integral if state.integral is not None else 0.0
+    if state.begin is not None:
+        integral, state = state.begin - base - gain * error, replace(state, begin=None)
     output = base + gain * error + integral
     inward = (output < most or error < 0.0) and (output > least or error > 0.0)
     if inward:
@@ -609,15 +638,18 @@ def _decide(
     half = profile.half_threads or rung.threads == "half"
     threads = _threads(actuators, "half" if half else rung.threads)
     cap = _cap(actuators, min(profile.cap, rung.cap))
-    spared = cap is not None and state.level == 0 and profile.prefill_cap > profile.cap
+    spared = state.level == 0 and profile.prefill_cap > profile.cap
     slow = rung.slow and len(actuators.clusters) > 1
+    if by_fault:
+        what = ", ".join(f"{name} {fault}" for name, fault in faults) or "over for less than 15 s"
+        why = f"{why}; sensor fault: {what}"
     return Decision(
         level=state.level,
         duty=state.duty,
         threads=threads,
         cluster=actuators.clusters[-1] if slow else None,
         freq_cap_fraction=cap,
-        prefill_duty=max(state.duty, settings.duty_most) if spared else state.duty,
+        prefill_duty=max(state.duty, settings.duty_most) if spared and cap else state.duty,
         prefill_threads=_threads(actuators, "all") if spared else threads,
         prefill_cap_fraction=_cap(actuators, profile.prefill_cap) if spared else cap,
         max_new_tokens=settings.shed_tokens if rung.shed else None,

@@ -157,6 +157,7 @@ def sound(root: Path, current: set[int | None], damaged: frozenset[int] = frozen
             assert found.current in {s if s is None else digest(s) for s in current}, found
             if found.current and not damaged:
                 box.verify("m", found.current)
+                assert (root / "models" / "m" / "current").is_file(), "the link leads nowhere"
 
 
 def store_check(current: set[int | None], damaged: frozenset[int] = frozenset()) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from gemctl.history import MAX_SERIES, SERIES, TTFT_KEPT, History, Window
+from gemctl.history import DRAWN, MAX_SERIES, TTFT_KEPT, History, Window
 
 
 def test_seconds_of_ten_minutes() -> None:
@@ -138,7 +139,11 @@ def test_size_is_fixed() -> None:
     assert len(history.query(60, 10)["series"]) == MAX_SERIES
     assert first < 2_000_000
     assert abs(second_size - first) < 50_000
-    assert len(SERIES) < MAX_SERIES
+
+
+def test_the_page_draws_these_series(root: Path) -> None:
+    page = (root / "gemctl" / "page.html").read_text("utf-8")
+    assert all(page.count(f'["{name}", ') == 1 for name in DRAWN)
 
 
 # Percentiles

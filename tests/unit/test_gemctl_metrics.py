@@ -27,7 +27,7 @@ def feed(metrics: Metrics) -> None:
     """Every method once."""
     metrics.ttft("lm", 0.378)
     metrics.tokens("lm", 5)
-    metrics.request("lm", "done")
+    metrics.request("lm", "ok")
     metrics.kv_cache("lm", 256, 1024)
     metrics.model_info("lm", "ab12")
     metrics.worker_restart("lm")
@@ -49,7 +49,7 @@ def test_names_and_labels() -> None:
     assert found["gemctl_ttft_seconds_bucket", (("le", "0.3"), *model)] == 0
     assert found["gemctl_ttft_seconds_bucket", (("le", "0.5"), *model)] == 1
     assert found["gemctl_tokens_total", model] == 5
-    assert found["gemctl_requests_total", (*model, ("outcome", "done"))] == 1
+    assert found["gemctl_requests_total", (*model, ("outcome", "ok"))] == 1
     assert found["gemctl_kv_cache_used_ratio", model] == 0.25
     assert found["gemctl_model_info", (("digest", "ab12"), ("name", "lm"))] == 1
     assert found["gemctl_worker_restarts_total", model] == 1

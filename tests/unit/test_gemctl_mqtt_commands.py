@@ -137,6 +137,8 @@ def test_payloads_are_bounded() -> None:
         b"[" * MOST_BYTES,
         b'{"a":' * 13000,
         b'{"":' * 10 + b"9" * 60000,
+        b"[]" * (MOST_BYTES // 2),
+        b"[" + b"1," * 32000,
         b'"' * MOST_BYTES,
         b"\\" * MOST_BYTES,
     ],

@@ -176,7 +176,9 @@ def test_samples_too_close_together_repeat(empty: sysfs.Sysfs) -> None:
     empty.rapl("0", "package-0", 20.0)
     reading = power.sample(1.0)
     assert power.sample(1.0) is reading
-    assert power.sample(1.01) is reading
+    assert power.sample(1.4) is reading
+    empty.rapl("0", "package-0", 25.0)
+    assert power.sample(1.5).power_w == pytest.approx(10.0)
 
 
 def test_without_sensors_all_is_unknown(tmp_path: Path) -> None:

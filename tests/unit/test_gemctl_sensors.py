@@ -10,7 +10,7 @@ import pytest
 
 import sysfs
 from gemctl.errors import ApiError
-from gemctl.sensors import Reading, Sensors, Trips, family, parse_source
+from gemctl.sensors import TRIPS_S, Reading, Sensors, Trips, family, parse_source
 
 WAIT_S = 10.0  # for an external sensor's thread: long, so that no test depends on speed
 
@@ -144,15 +144,22 @@ def test_without_any_zone_one_reading_says_so(tmp_path: Path, make: Callable[...
     (reading,) = make(tree).sample(0.0)
     assert reading.celsius is None
     assert "no thermal zone" in reading.reason
-    (reading,) = Sensors(tmp_path / "nothing").sample(0.0)
+    nothing = Sensors(tmp_path / "nothing")
+    (reading,) = nothing.sample(0.0)
     assert reading.celsius is None
+    assert not nothing.any
+    assert make(tree, external=("mqtt:a",)).any
 
 
-def test_trips_are_read_at_run_time(tmp_path: Path, make: Callable[..., Sensors]) -> None:
+def test_trips_are_read_at_run_time(
+    tmp_path: Path, make: Callable[..., Sensors], clock: Clock
+) -> None:
     tree = sysfs.orin_nano(tmp_path / "t")
     sensors = make(tree)
     assert sensors.trips() == Trips(95.0, 99.0, 104.5)
     (tree.find("cpu-thermal") / "trip_point_0_temp").write_text("88000\n")
+    assert sensors.trips().passive_c == 95.0
+    clock.now += TRIPS_S
     assert sensors.trips().passive_c == 88.0
 
 

@@ -158,7 +158,7 @@ def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path: Path, kind: str)
     found = reopened(tmp_path)
     assert found.state == FULL
     assert len(found.warnings) == 2
-    assert "put aside as state.json.damaged" in found.warnings[0]
+    assert "is put aside as state.json.damaged" in found.warnings[0]
     assert "state.json.previous: is used instead" in found.warnings[1]
     assert sorted(p.name for p in tmp_path.iterdir()) == [state.DAMAGED, state.PREVIOUS]
     again = StateFile(tmp_path)
@@ -175,6 +175,38 @@ def test_one_damaged_file_is_kept_and_the_previous_one_spared(tmp_path: Path) ->
         assert reopened(tmp_path).state == FULL
     assert (tmp_path / state.DAMAGED).read_bytes() == b"bad 2"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("failures", [1, 2, 1000])
+def test_a_file_that_cannot_be_read_now_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """An error that passes is not seen. One that stays does not cost the file."""
+    with StateFile(tmp_path) as file:
+        file.save(State(active="x"))
+        file.save(FULL)
+    left, real = [failures], durable.read_small
+
+    def read(folder: int, name: str, most: int) -> bytes | None:
+        if name == state.STATE and left[0]:
+            left[0] -= 1
+            raise OSError(24, "Too many open files")
+        return real(folder, name, most)
+
+    monkeypatch.setattr(durable, "read_small", read)
+    file = StateFile(tmp_path)
+    found = file.load()
+    if failures < 3:
+        assert found == state.Loaded(FULL)
+        return
+    assert found.state == State(active="x")
+    assert "Too many open files; it is put aside" in found.warnings[0]
+    assert state.unpack((tmp_path / "state.json").read_bytes()) == FULL
+    file.save(State(active="y"))
+    assert state.unpack((tmp_path / state.DAMAGED).read_bytes()) == FULL
+    assert state.unpack((tmp_path / state.PREVIOUS).read_bytes()) == State(active="x")
+    monkeypatch.undo()
+    assert reopened(tmp_path) == state.Loaded(State(active="y"))
 
 
 def test_without_anything_whole_the_defaults_are_used(tmp_path: Path) -> None:

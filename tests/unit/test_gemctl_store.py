@@ -450,6 +450,11 @@ def test_damaged_marks_leave_what_the_links_say(
     found = box.versions("m")
     assert (found.current, found.previous) == (b, a)
     assert "marks.json" in found.warning
+    put(3)
+    with Store(box.root.parent) as fresh:  # it does not know whether that one was good
+        assert fresh.collect() == store.Collected()
+    box.mark_good("m", b)
+    assert box.versions("m").warning == ""
     box.mark_good("m", a)
     found = box.versions("m")
     assert (found.current, found.previous, found.warning) == (a, b, "")
@@ -490,6 +495,38 @@ def test_collect_keeps_what_is_good_or_used(box: Store, put: Callable[..., str])
         assert {d for _, d in gone.versions} == {known[0], known[3]}
         assert (fresh.versions("m").current, fresh.versions("m").previous) == (known[4], None)
         assert fresh.collect(keep=1) == store.Collected()
+
+
+def test_a_version_that_nobody_will_judge_is_released(box: Store, put: Callable[..., str]) -> None:
+    digest = put(1)
+    assert box.collect().versions == ()
+    box.release("m", digest)
+    box.release("m", digest)
+    box.release("none", digest)
+    assert box.collect().versions == (("m", digest),)
+    assert box.names() == ()
+
+
+def test_marks_that_cannot_be_read_now_are_not_written_over(
+    box: Store, put: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the system may pass; what the file says must not be lost by it."""
+    a, b = put(1), put(2)
+    box.mark_good("m", a)
+    box.mark_bad("m", b)
+
+    def fail(*_unused: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(store.durable, "read_small", fail)
+    assert box.versions("m").current == a
+    assert "Too many" in box.versions("m").warning
+    for change in (lambda: box.mark_good("m", a), lambda: box.mark_bad("m", b), lambda: put(2)):
+        with refused("failed", "Too many"):
+            change()
+    assert box.collect(keep=1) == store.Collected()
+    monkeypatch.undo()
+    assert dict(box.versions("m").bad) == {b: ""}
 
 
 def test_collect_removes_what_was_left_and_nothing_else(
@@ -578,6 +615,25 @@ def test_many_threads_stage_the_same_and_others(box: Store, tmp_path: Path) -> N
     assert len(found.present) == 3
     assert all(box.verify("m", d) for d in digests(found))
     assert found.current in digests(found)
+
+
+def test_listings_of_one_descriptor_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Descriptors that are copies of each other share their position in a folder."""
+    for number in range(2000):
+        (tmp_path / f"{number}").touch()
+    folder = os.open(tmp_path, os.O_RDONLY)
+    counts: list[int] = []
+
+    def work() -> None:
+        counts.extend(len(durable.listing(folder)) for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(folder)
+    assert counts == [2000] * 80
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
