@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gemctl import replace
 from gemctl.config import Celsius, Mode
@@ -30,9 +30,23 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
-Text = Annotated[str, Field(max_length=200_000)]
+
+
+def _plain(text: str) -> str:
+    """Text that the engine can take: UTF-8, and no NUL in it."""
+    if "\0" in text:
+        raise ValueError("a NUL character; leave it out")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair; send UTF-8") from None
+    return text
+
+
+Text = Annotated[str, Field(max_length=200_000), AfterValidator(_plain)]
+Prompt = Annotated[str, Field(max_length=4096), AfterValidator(_plain)]
 Source = Annotated[str, Field(max_length=256)]
-Stop = Annotated[str, Field(min_length=1, max_length=128)]
+Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)]
 CLASSES = {"high": 0, "normal": 1, "low": 2}
 
 
@@ -66,7 +80,7 @@ class LoadParams(Params):
 
 class EnableParams(Params):
     name: Name | None = None
-    warmup_prompt: Annotated[str, Field(max_length=4096)] | None = None
+    warmup_prompt: Prompt | None = None
 
 
 class ReplaceParams(Params):
@@ -74,7 +88,7 @@ class ReplaceParams(Params):
     digest: Digest | None = None
     allow_layout_change: bool = False
     serial: bool = False
-    warmup_prompt: Annotated[str, Field(max_length=4096)] | None = None
+    warmup_prompt: Prompt | None = None
 
 
 class ThrottleParams(Params):

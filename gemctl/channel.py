@@ -116,7 +116,7 @@ class Channel:
 
     def send(self, op: str, **fields: Any) -> None:
         """Send a frame; never waits. Raises ApiError("bad_request") for one that is too large."""
-        body = json.dumps({"op": op, **fields}, ensure_ascii=False).encode("utf-8", "replace")
+        body = json.dumps({"op": op, **fields}, ensure_ascii=False).encode("utf-8")
         if len(body) > FRAME_MOST:
             raise ApiError(
                 "bad_request", f"request: {len(body)} bytes; send at most {FRAME_MOST} bytes"
@@ -146,7 +146,7 @@ class Channel:
                     raise error_of(event)
                 yield event
         finally:
-            if not ended and not self.closed.is_set():
+            if op == "generate" and not ended and not self.closed.is_set():
                 await self._cancel(number, queue)
             del self._queues[number]
 

@@ -5,6 +5,7 @@ Synchronous and light: the command starts, asks and ends within a tenth of a sec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -59,7 +60,8 @@ class Client:
         """The result of a method; its events go to `on_event`. Raises Refused."""
         line = json.dumps({"v": 1, "id": "1", "method": method, "params": params or {}})
         try:
-            self._send(line.encode("utf-8", "replace") + b"\n", fd)
+            with contextlib.suppress(BrokenPipeError):  # it may have refused us, and said why
+                self._send(line.encode("utf-8", "replace") + b"\n", fd)
             while True:
                 reply = json.loads(self._line())
                 if "event" in reply:

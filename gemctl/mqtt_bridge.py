@@ -237,6 +237,9 @@ class Bridge:
             return LinkError(error.message)
         except LinkError as error:
             return error
+        except Exception as error:  # whatever it is, the daemon goes on, and so do we
+            _LOG.error("gemctld: mqtt: %s; report it as a bug", type(error).__name__)
+            return LinkError(f"a fault of the bridge: {type(error).__name__}")
         finally:
             if started is not None:
                 self._outbox.put_back()

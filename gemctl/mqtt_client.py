@@ -107,9 +107,9 @@ def _tls(config: MqttConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _connect_properties() -> Properties:
+def _connect_properties(session_s: int) -> Properties:
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-    properties.SessionExpiryInterval = SESSION_S
+    properties.SessionExpiryInterval = session_s
     properties.MaximumPacketSize = PACKET_BYTES
     return properties
 
@@ -138,8 +138,9 @@ class Link(aiomqtt.Client):
         receive: Callable[[Arrived], None],
         will: Will | None = None,
         clean: bool = False,
+        session_s: int = SESSION_S,
     ) -> None:
-        """`protocol` is "5" or "3.1.1". Raises ApiError where a file cannot be used."""
+        """`protocol` is "5" or "3.1.1" (without a session). Raises ApiError for a bad file."""
         self.v5 = protocol == "5"
         self._receive = receive
         self._too_long = False
@@ -156,7 +157,7 @@ class Link(aiomqtt.Client):
             will=last,
             clean_session=None if self.v5 else True,
             clean_start=clean if self.v5 else MQTT_CLEAN_START_FIRST_ONLY,
-            properties=_connect_properties() if self.v5 else None,
+            properties=_connect_properties(session_s) if self.v5 else None,
             timeout=TIMEOUT_S,
             keepalive=KEEPALIVE_S,
             tls_context=_tls(config),

@@ -33,14 +33,22 @@ UNREAD = "_"  # reply topic of a command whose id could not be read; no id looks
 READ = frozenset(
     {
         *("stats", "stats.history", "events.follow", "model.list", "model.status"),
-        *("throttle.get", "daemon.info", "doctor", "fleet.status"),
+        *("throttle.get", "daemon.info", "doctor"),
     }
 )
 WRITE = frozenset(
     {
-        *("model.load", "model.unload", "model.pin", "model.rollback", "model.clear"),
-        *("model.disable", "model.enable", "model.switch", "model.replace", "throttle.set"),
-        *("generate", "kv.auto_reset", "config.reload", "bundle", "calibrate.thermal", "cancel"),
+        *("model.load", "model.unload", "model.pin", "model.priority", "model.rollback"),
+        *("model.clear", "model.disable", "model.enable", "model.switch", "model.replace"),
+        *(
+            "throttle.set",
+            "generate",
+            "kv.auto_reset",
+            "config.reload",
+            "bundle",
+            "calibrate.thermal",
+            "cancel",
+        ),
     }
 )
 METHODS = READ | WRITE

@@ -173,7 +173,11 @@ class Dispatcher:
     def _events(self, params: dict[str, Any]) -> dict[str, Any]:
         """Events that are still kept, as far as they fit into one reply; no stream over MQTT."""
         after = params.get("after", 0)
-        if not isinstance(after, int) or isinstance(after, bool) or params.keys() - {"after"}:
+        if (
+            not isinstance(after, int)
+            or isinstance(after, bool)
+            or params.keys() - {"after", "follow"}
+        ):
             return _error(
                 "bad_request", "events.follow: wants `after`, an event's seq; see MQTT.md"
             )
@@ -188,14 +192,11 @@ class Dispatcher:
         return {"result": {"events": kept, "more": len(kept) < len(recent)}}
 
     async def _run(self, command: Command, entry: Entry | None) -> None:
-        pieces: list[str] = []
         body: dict[str, Any]
         try:
             caller = Caller(f"{command.answer.ident} (mqtt)", self._write, "mqtt")
-            emit = self._emitter(command, pieces)
+            emit = self._emitter(command) if command.stream else None
             result = await self._service.call(command.method, command.params, caller, emit)
-            if command.method == "generate" and "text" not in result:
-                result = {**result, "text": "".join(pieces)}
             body = {"result": result}
         except ApiError as error:
             body = {"error": error.as_dict()}
@@ -207,15 +208,11 @@ class Dispatcher:
             body = _fault(error)
         self._finish(command, entry, body)
 
-    def _emitter(self, command: Command, pieces: list[str]) -> Emit:
-        """Takes the parts of a stream; they are sent on where the command asked for them."""
+    def _emitter(self, command: Command) -> Emit:
+        """Sends the parts of a stream on. They never wait for the broker: the oldest are lost."""
 
         async def emit(part: dict[str, Any]) -> None:
-            text = part.get("text")
-            if isinstance(text, str):
-                pieces.append(text)
-            if command.stream:
-                self._reply(command.answer, {"event": part})
+            self._reply(command.answer, {"event": part})
 
         return emit
 

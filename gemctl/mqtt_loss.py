@@ -11,7 +11,9 @@ from gemctl.service import Caller, Service
 
 GRACE_S = 5.0  # a broker that restarts is not lost
 RENEW_S = 30.0
-HOLD_S = 90.0  # if the daemon ends meanwhile, nothing of this outlasts it
+HOLD_S = 90.0  # it ends by itself, and nothing of it is kept over a restart
+BACK_S = 1.0  # the mode before, said for so long, ends it; then the operator's own word holds
+STRICTER = ("conservative", "silent")
 _CALLER = Caller("connection lost (mqtt)", True, "internal")
 
 
@@ -30,7 +32,7 @@ class LossGuard:
             if await self._comes_up(self._grace_s):
                 continue
             before = await self._mode()
-            if before is None or before in ("conservative", "silent", "off"):
+            if before is None or before in STRICTER:
                 await self._up.wait()
                 continue
             try:
@@ -48,7 +50,7 @@ class LossGuard:
     async def _restore(self, mode: str) -> None:
         """Unless somebody chose another mode meanwhile."""
         if await self._mode() == "conservative":
-            await self._call("throttle.set", {"mode": mode})
+            await self._call("throttle.set", {"mode": mode, "for_s": BACK_S})
 
     async def _comes_up(self, seconds: float) -> bool:
         with contextlib.suppress(asyncio.TimeoutError):

@@ -11,7 +11,8 @@ with a warning. One that the system does not let us read stays until the next wr
 and what is loaded now, is not in here.
 
 Flash: at most BURST + a day / INTERVAL_S writes a day, whatever clients do, and two for a trial. A
-usual day has a dozen of them, of about 600 bytes each; the file system adds its own blocks.
+usual day has twenty of them, of about 600 bytes each. With its own blocks ext4 writes about 20 KB
+to the device for each: 0.4 MB on a usual day, 58 MB on the worst.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ class FakeService:
         for piece in ("turn", " left", "."):
             if emit is not None:
                 await emit({"text": piece})
-        return {"tokens": 3}
+        return {"text": "turn left."}
 
     def stats(self) -> dict[str, Any]:
         figures = (12.5, 33.1, 17, 51.0)

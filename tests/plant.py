@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from gemctl.core.throttle import Actuators, Decision, Inputs, Reading, Settings, start, tick
@@ -46,6 +47,16 @@ class Board:
     noise_c: float = 0.3
     resolution_c: float = 0.1
     power_noise: float = 0.02  # of the power
+
+    @property
+    def rtheta_c_per_w(self) -> float:
+        """Resistance at rest, die to air."""
+        return self.die_c_per_w + self.sink_c_per_w
+
+    @property
+    def tau_s(self) -> float:
+        """The slow time constant: both stages' heat capacity over the sink's resistance."""
+        return self.sink_tau_s + self.sink_c_per_w * self.die_tau_s / self.die_c_per_w
 
     def actuators(self) -> Actuators:
         """What the controller is told."""
@@ -165,7 +176,7 @@ class Trace:
         levels = [
             d.level for time, d in zip(self.time_s, self.decisions, strict=True) if time >= after_s
         ]
-        return sum(a != b for a, b in zip(levels, levels[1:], strict=False))
+        return sum(a != b for a, b in pairwise(levels))
 
 
 Readings = Callable[[Plant], Sequence[Reading]]

@@ -73,12 +73,12 @@ def admit(memory: Memory, loaded: Sequence[Held], wanted: Held) -> Admission:
     left = budget(memory, loaded)
     short = max(0, wanted.size - left)
     if not short:
-        sentence = f"{wanted.name}: needs {_mib(wanted.size)} of {_mib(left)} that are left"
+        sentence = f"{wanted.name}: needs {_mib(wanted.size)} of {_left(left)} that are left"
         return Admission(True, left, 0, sentence)
     others = ", ".join(f"{model.name} {_mib(model.size)}" for model in loaded) or "none"
     sentence = (
-        f"{wanted.name}: needs {_mib(wanted.size)}, {_mib(left)} are left of "
-        f"{_mib(memory.ceiling)} for all models ({_mib(memory.available)} available, "
+        f"{wanted.name}: needs {_mib(wanted.size)}, {_left(left)} are left of "
+        f"{_left(memory.ceiling)} for all models ({_left(memory.available)} available, "
         f"{_mib(memory.reserve)} kept in reserve; loaded: {others}); "
         f"{_remedy(memory, loaded, wanted)}"
     )
@@ -134,8 +134,8 @@ def plan_replace(
         return ReplacePlan("refuse", alone.sentence)
     gap = candidate.size / (read_mbps * 1e6) + warm_s
     sentence = (
-        f"{candidate.name}: needs {_mib(candidate.size)}, {_mib(beside.budget)} are left beside "
-        f"{old.name} ({_mib(old.size)}) and {_mib(alone.budget)} without it; a serial replacement "
+        f"{candidate.name}: needs {_mib(candidate.size)}, {_left(beside.budget)} are left beside "
+        f"{old.name} ({_mib(old.size)}) and {_left(alone.budget)} without it; a serial replacement "
         f"answers nothing for about {gap:.1f} s"
     )
     return ReplacePlan("serial", sentence, gap)
@@ -143,6 +143,10 @@ def plan_replace(
 
 def _mib(size: int) -> str:
     return f"{math.ceil(size / MIB)} MiB"
+
+
+def _left(size: int) -> str:
+    return f"{size // MIB} MiB"
 
 
 # Requests.

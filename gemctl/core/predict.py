@@ -19,7 +19,7 @@ Times in seconds, temperatures in degrees Celsius, powers in watts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,15 +36,18 @@ TAU_RANGE = (5.0, 3600.0)
 RTHETA_RANGE = (0.05, 100.0)
 OFFSET_MOST_C = 60.0
 
-FIT_S = 5.0  # the model is fitted to means over this
-FORGET = 0.99  # of one fit's weight at the next: a memory of 500 s
+FIT_S = 10.0  # the model is fitted to means over this
+FORGET = 0.98  # of one fit's weight at the next: a memory of 500 s
 STILL = 0.02  # C/s: below it, and with a steady power, nothing is learnt
 STEADY = 0.05  # of the power
-FITS_LEAST = 12  # before the model may speak
+FITS_LEAST = 8  # before the model may speak
 SCORES_LEAST = 4  # predictions that have come due before it may speak
 SCORE_WEIGHT = 0.1  # of a new error in the running means
 MOVED_C = 1.0  # where nothing moves, nothing can be told apart
 POWER_HELD = 0.1  # a prediction is judged where the power stayed within this share
+
+CHIP_TAU_S = 4.0  # the chip over its heat sink, with the sensor: usual, and no figure depends on it
+STEP_TAU_RANGE = (10.0, 1200.0)  # a step test of six minutes tells no more
 
 TREND_C = 20.0  # added per doubling of the time per token
 TREND_MOST_C = 2.0
@@ -232,6 +235,15 @@ class Pending:
     power_w: float
 
 
+class Means(NamedTuple):
+    """Of one window."""
+
+    time_s: float  # the middle of it
+    temp_c: float
+    power_w: float
+    chip_w: float
+
+
 @dataclass(frozen=True)
 class Window:
     """Sums over the present FIT_S, and the means of the one before."""
@@ -239,8 +251,9 @@ class Window:
     opened_s: float = 0.0
     temp_sum: float = 0.0
     power_sum: float = 0.0
+    chip_sum: float = 0.0  # of the power as the chip has come to feel it
     count: int = 0
-    before: tuple[float, float, float] | None = None  # middle of its time, temperature, power
+    before: Means | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +272,7 @@ class Predictor:
     scores: int = 0
     ambient_c: float | None = None
     power_w: float | None = None  # mean over the last FIT_S
+    chip_w: float | None = None  # as the chip has come to feel it
     tau_known: float | None = None  # from a calibration
     rtheta_known: float | None = None
 
@@ -316,8 +330,9 @@ class Predictor:
         own = temp_c - following.lagged_c if following.ambient_c is not None else temp_c
         following = replace(following, line=following.line.add(now_s, own), seen_s=now_s)
         if power_w is None:
-            return replace(following, window=Window(), power_w=None, pending=())
-        return _fill(following, now_s, temp_c, power_w)
+            return replace(following, window=Window(), power_w=None, chip_w=None, pending=())
+        seconds = 0.0 if self.seen_s is None else max(0.0, now_s - self.seen_s)
+        return _fill(following, now_s, seconds, temp_c, power_w)
 
     def _surround(self, now_s: float, ambient_c: float | None) -> Predictor:
         """The predictor after the ambient temperature's last value; None keeps the one before."""
@@ -363,71 +378,73 @@ def _base(predictor: Predictor) -> float:
     return 25.0 if predictor.ambient_c is None else predictor.ambient_c
 
 
-def _fill(predictor: Predictor, now_s: float, temp_c: float, power_w: float) -> Predictor:
+def _fill(
+    predictor: Predictor, now_s: float, seconds: float, temp_c: float, power_w: float
+) -> Predictor:
     """Adds to the window; closes it after FIT_S."""
     window = predictor.window
     if window.count and now_s < window.opened_s:
         window = Window()
+    felt = power_w if predictor.chip_w is None else predictor.chip_w
+    felt += (power_w - felt) * (1.0 - math.exp(-seconds / CHIP_TAU_S))
     if not window.count or now_s - window.opened_s < FIT_S:
         filled = Window(
             window.opened_s if window.count else now_s,
             window.temp_sum + temp_c,
             window.power_sum + power_w,
+            window.chip_sum + felt,
             window.count + 1,
             window.before,
         )
         known = predictor.power_w if predictor.power_w is not None else power_w
-        return replace(predictor, window=filled, power_w=known)
+        return replace(predictor, window=filled, power_w=known, chip_w=felt)
+    sums = (window.temp_sum, window.power_sum, window.chip_sum)
     middle = (window.opened_s + now_s) / 2.0
-    means = (middle, window.temp_sum / window.count, window.power_sum / window.count)
-    closed = Window(now_s, temp_c, power_w, 1, means)
-    learnt = replace(predictor, window=closed, power_w=means[2])
-    if window.before is None or middle - window.before[0] > 3.0 * FIT_S:
+    means = Means(middle, *(total / window.count for total in sums))
+    closed = Window(now_s, temp_c, power_w, felt, 1, means)
+    learnt = replace(predictor, window=closed, power_w=means.power_w, chip_w=felt)
+    if window.before is None or middle - window.before.time_s > 3.0 * FIT_S:
         return replace(learnt, pending=())
     return _score(_learn(learnt, window.before, means), now_s, means)
 
 
-def _learn(
-    predictor: Predictor, before: tuple[float, float, float], means: tuple[float, float, float]
-) -> Predictor:
-    seconds = means[0] - before[0]
+def _learn(predictor: Predictor, before: Means, means: Means) -> Predictor:
+    seconds = means.time_s - before.time_s
     still = abs(predictor.slope or 0.0) < STILL
-    if still and abs(means[2] - before[2]) < STEADY * max(means[2], before[2]):
+    if still and abs(means.power_w - before.power_w) < STEADY * max(means.power_w, before.power_w):
         return predictor  # nothing to learn: noise would move what nothing holds
     regressors = (
-        _base(predictor) - (means[1] + before[1]) / 2.0,
-        (means[2] + before[2]) / 2.0,
+        _base(predictor) - (means.temp_c + before.temp_c) / 2.0,
+        (means.power_w + before.power_w) / 2.0,
         1.0,
-        (means[2] - before[2]) / seconds,
+        (means.chip_w - before.chip_w) / seconds,
     )
-    return replace(
-        predictor, fit=update_fit(predictor.fit, regressors, (means[1] - before[1]) / seconds)
-    )
+    rate = (means.temp_c - before.temp_c) / seconds
+    return replace(predictor, fit=update_fit(predictor.fit, regressors, rate))
 
 
-def _score(predictor: Predictor, now_s: float, means: tuple[float, float, float]) -> Predictor:
+def _score(predictor: Predictor, now_s: float, means: Means) -> Predictor:
     """Judges predictions that have come due, and makes one more of each kind."""
     model, line, scores = predictor.model_error, predictor.line_error, predictor.scores
     waiting = []
     for made in predictor.pending:
-        if abs(means[2] - made.power_w) > POWER_HELD * max(made.power_w, 0.1):
+        if abs(means.power_w - made.power_w) > POWER_HELD * max(made.power_w, 0.1):
             continue
         if made.due_s > now_s:
             waiting.append(made)
             continue
-        if max(abs(c - made.from_c) for c in (means[1], made.model_c, made.line_c)) < MOVED_C:
+        if max(abs(c - made.from_c) for c in (means.temp_c, made.model_c, made.line_c)) < MOVED_C:
             continue
         weight = max(SCORE_WEIGHT, 1.0 / (scores + 1))
-        model += weight * ((made.model_c - means[1]) ** 2 - model)
-        line += weight * ((made.line_c - means[1]) ** 2 - line)
+        model += weight * ((made.model_c - means.temp_c) ** 2 - model)
+        line += weight * ((made.line_c - means.temp_c) ** 2 - line)
         scores += 1
-    ahead_s = HORIZON_S
     made = Pending(
-        means[0] + ahead_s,
-        means[1],
-        predictor._model_ahead(means[1], ahead_s),
-        predictor.line_ahead(means[1], ahead_s),
-        means[2],
+        means.time_s + HORIZON_S,
+        means.temp_c,
+        predictor._model_ahead(means.temp_c, HORIZON_S),
+        predictor.line_ahead(means.temp_c, HORIZON_S),
+        means.power_w,
     )
     return replace(
         predictor,
@@ -452,57 +469,79 @@ def fit_step_response(samples: Sequence[tuple[float, float, float]]) -> StepFit:
     """Thermal resistance and time constant from (time, temperature, power) of a step test.
 
     The test starts at rest and changes the power at least once; the load need not be constant. For
-    every time constant the rest is a line: temperature against the power as that delay sees it.
-    Raises ValueError with a sentence where the samples cannot tell.
+    every time constant the rest is linear: the temperature against the power as the heat sink sees
+    it, late, and as the chip sees it, at once. Raises ValueError with a sentence where the samples
+    cannot tell.
     """
-    if len(samples) < 20 or samples[-1][0] - samples[0][0] < 60.0:
-        raise ValueError("step test: less than 20 samples or 60 s; run it for six minutes")
     if any(b[0] <= a[0] for a, b in pairwise(samples)):
         raise ValueError("step test: times do not ascend; sort the samples")
+    if len(samples) < 20 or samples[-1][0] - samples[0][0] < 60.0:
+        raise ValueError("step test: less than 20 samples or 60 s; run it for six minutes")
     powers = [power for _, _, power in samples]
     if max(powers) - min(powers) < 0.5:
         raise ValueError("step test: the power changed by less than 0.5 W; load the machine")
-    low, high = math.log(TAU_RANGE[0]), math.log(TAU_RANGE[1])
-    grid = [low + (high - low) * index / 60 for index in range(61)]
-    best = min(range(61), key=lambda index: _line_error(samples, math.exp(grid[index]))[0])
-    tau = _narrow(samples, grid[max(0, best - 1)], grid[min(60, best + 1)])
-    _, rtheta, rise = _line_error(samples, tau)
-    if rise < 2.0 or not RTHETA_RANGE[0] <= rtheta <= RTHETA_RANGE[1]:
+    at_once = _centred(_delayed(samples, CHIP_TAU_S))
+    temps = _centred([temp for _, temp, _ in samples])
+    low, high = math.log(STEP_TAU_RANGE[0]), math.log(STEP_TAU_RANGE[1])
+
+    def error(log_tau: float) -> float:
+        return _plane(_centred(_delayed(samples, math.exp(log_tau))), at_once, temps)[0]
+
+    grid = [low + (high - low) * index / 40 for index in range(41)]
+    errors = [error(log_tau) for log_tau in grid]
+    best = errors.index(min(errors))
+    tau = math.exp(_narrow(error, grid[max(0, best - 1)], grid[min(40, best + 1)]))
+    delayed = _centred(_delayed(samples, tau))
+    _, sink, chip = _plane(delayed, at_once, temps)
+    rise = sink * (max(delayed) - min(delayed)) + chip * (max(at_once) - min(at_once))
+    if rise < 2.0 or not RTHETA_RANGE[0] <= sink + chip <= RTHETA_RANGE[1]:
         raise ValueError(
-            f"step test: the load raised the temperature by {rise:.1f} C, {rtheta:.2f} C/W; "
+            f"step test: the load raised the temperature by {rise:.1f} C, {sink + chip:.2f} C/W; "
             "begin with a machine at rest and load all of its cores"
         )
-    return StepFit(rtheta, tau)
+    return StepFit(sink + chip, tau)
 
 
-def _narrow(samples: Sequence[tuple[float, float, float]], low: float, high: float) -> float:
-    """Golden section between the logarithms of two time constants."""
+def _narrow(error: Callable[[float], float], low: float, high: float) -> float:
+    """Where the error is least, by golden section."""
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    for _ in range(30):
+    for _ in range(16):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
-        if _line_error(samples, math.exp(left))[0] < _line_error(samples, math.exp(right))[0]:
+        if error(left) < error(right):
             high = right
         else:
             low = left
-    return math.exp((low + high) / 2.0)
+    return (low + high) / 2.0
 
 
-def _line_error(
-    samples: Sequence[tuple[float, float, float]], tau_s: float
-) -> tuple[float, float, float]:
-    """(sum of squared errors, C/W, rise in C) of the best line at this time constant."""
+def _delayed(samples: Sequence[tuple[float, float, float]], tau_s: float) -> list[float]:
+    """The power behind a lag; at rest before the first sample."""
     seen, delayed = [], samples[0][2]
-    time_before = samples[0][0]
+    before = samples[0][0]
     for time, _, power in samples:
-        delayed += (power - delayed) * (1.0 - math.exp(-(time - time_before) / tau_s))
-        time_before = time
+        delayed += (power - delayed) * (1.0 - math.exp(-(time - before) / tau_s))
+        before = time
         seen.append(delayed)
-    middle = math.fsum(seen) / len(seen)
-    mean = math.fsum(temp for _, temp, _ in samples) / len(samples)
-    spread = math.fsum((x - middle) ** 2 for x in seen)
-    if spread < 1e-12:
-        return math.inf, 0.0, 0.0
-    pairs = list(zip(seen, (temp for _, temp, _ in samples), strict=True))
-    rtheta = math.fsum((x - middle) * (temp - mean) for x, temp in pairs) / spread
-    error = math.fsum((temp - mean - rtheta * (x - middle)) ** 2 for x, temp in pairs)
-    return error, rtheta, rtheta * (max(seen) - min(seen))
+    return seen
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _plane(x: list[float], y: list[float], z: list[float]) -> tuple[float, float, float]:
+    """(sum of squared errors, a, b) of z = a x + b y by least squares; b not below 0."""
+    xx, yy, xy = _dot(x, x), _dot(y, y), _dot(x, y)
+    xz, yz, zz = _dot(x, z), _dot(y, z), _dot(z, z)
+    free = xx * yy - xy * xy
+    if xx <= 0.0:
+        return zz, 0.0, 0.0
+    b = (xx * yz - xy * xz) / free if free > 1e-9 * xx * yy else 0.0
+    b = max(0.0, b)
+    a = (xz - b * xy) / xx
+    return zz - 2.0 * (a * xz + b * yz) + a * a * xx + 2.0 * a * b * xy + b * b * yy, a, b
+
+
+def _dot(x: list[float], y: list[float]) -> float:
+    return math.fsum(a * b for a, b in zip(x, y, strict=True))

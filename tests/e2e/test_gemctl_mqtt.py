@@ -529,26 +529,46 @@ def test_stopping_is_quick_whatever_the_broker_does() -> None:
 
 
 def test_home_assistant_is_told_and_forgotten(broker: Broker) -> None:
-    topic = "homeassistant/device/gemctl-plant-m1/config"
-
-    async def look(wanted: Callable[[bytes], bool]) -> None:
+    async def retained() -> list[Any]:
+        """What lies on the discovery topics; a message of ours comes after all of it."""
         async with client(broker, topic="homeassistant/#") as plc:
-            if wanted(b""):
-                await plc.send("x", b"", "m1")
-                await asyncio.sleep(0.2)
-                assert plc.seen == []
-            else:
-                seen = await plc.wait(lambda s: s.topic == topic)
-                assert seen.retain
-                assert len(seen.json["cmps"]) == 4
+            await plc.client.subscribe(INBOX, 1)
+            await plc.client.publish(INBOX, b"{}", 1)
+            await plc.wait(lambda s: s.topic == INBOX)
+            return [seen for seen in plc.seen if seen.topic != INBOX]
 
     async def body() -> None:
-        async with running(broker.config("m1", home_assistant=True)) as device:
-            await until(lambda: device.bridge._outbox.empty)
-        await look(lambda payload: payload != b"")
-        async with running(broker.config("m1", home_assistant=False)) as device:
-            await until(lambda: device.bridge._outbox.empty)
-        await look(lambda payload: payload == b"")
+        for wanted in (True, False):
+            async with running(broker.config("m1", home_assistant=wanted)) as device:
+                await until(lambda d=device: d.bridge._outbox.empty)
+            found = await retained()
+            assert len(found) == wanted
+            if wanted:
+                assert found[0].topic == "homeassistant/device/gemctl-plant-m1/config"
+                assert len(found[0].json["cmps"]) == 4
+
+    asyncio.run(body())
+
+
+def test_a_fault_of_the_bridge_is_a_connection_lost(broker: Broker) -> None:
+    """The daemon's other parts must not end with it."""
+
+    async def body() -> None:
+        async with running(broker.config("m1"), wait=False) as device:
+            plain = device.bridge._announce
+            faults = 3
+
+            async def broken(link: Any) -> None:
+                nonlocal faults
+                faults -= 1
+                if faults >= 0:
+                    raise ValueError("SECRET")
+                await plain(link)
+
+            device.bridge._announce = broken  # type: ignore[method-assign]
+            await device.connected()
+            assert "SECRET" not in str([event.as_dict() for event in device.hub.recent()])
+            assert any("ValueError" in str(event.fields) for event in device.hub.recent())
 
     asyncio.run(body())
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,14 @@ def listed(box: Store, name: str = "m") -> list[str]:
     return sorted(path.name for path in (box.root / name).iterdir())
 
 
-def refused(code: str, *words: str) -> pytest.RaisesExc[ApiError]:
+@contextmanager
+def refused(code: str, *words: str) -> Iterator[None]:
     """An ApiError of this code whose sentence has these words and a remedy."""
-
-    def fits(error: ApiError) -> bool:
-        return error.code == code and "; " in str(error) and all(w in str(error) for w in words)
-
-    return pytest.RaisesExc(ApiError, check=fits)
+    with pytest.raises(ApiError) as caught:
+        yield
+    assert caught.value.code == code
+    for word in (*words, "; "):
+        assert word in str(caught.value)
 
 
 def digests(found: Versions) -> list[str]:

@@ -86,7 +86,7 @@ def test_keys_newer_than_debian_12_are_not_used() -> None:
     later = {
         "notify-reload", "RestartSteps", "RestartMaxDelaySec", "MemoryZSwapMax", "OpenFile",
         "SurviveFinalKillSignal", "DelegateSubgroup", "RestartMode", "ImportCredential",
-        "PrivatePIDs", "ProtectHostname=private", "MemoryPressureWatch", "FileDescriptorStorePreserve",
+        "PrivatePIDs", "ProtectHostname=private", "MemoryPressureWatch",
     }  # fmt: skip
     for path in UNITS.glob("*.service"):
         text = path.read_text("utf-8")
