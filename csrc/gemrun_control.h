@@ -11,8 +11,9 @@
  * A request keeps the model that it began with. A replacement is opened, tested and warmed beside
  * the model in use; then the handle's pointer is exchanged, and the old model is closed after its
  * last request. If anything fails, the model in use stays. Threads: every call may come from any
- * thread, but for close, which comes last. Errors: as in gemrun.h, gemrun_last_error() has the
- * sentence. These calls allocate, open files and take locks; a step takes one lock, for its pace. */
+ * thread, but for close, which comes last, and not from a callback of a request: only cancel,
+ * pace and stats may. Errors: as in gemrun.h, gemrun_last_error() has the sentence. These calls
+ * allocate, open files and take locks, none is for a signal handler; a step takes one lock. */
 #ifndef GEMRUN_CONTROL_H
 #define GEMRUN_CONTROL_H
 #include "gemrun.h"
@@ -40,22 +41,25 @@ typedef struct gemrun_replace_times { /* milliseconds */
 
 typedef struct gemrun_handle_stats {
     uint32_t size;                 /* sizeof(gemrun_handle_stats), set by the caller */
-    uint32_t enabled, attached, active; /* active: requests inside */
-    uint32_t duty;                 /* of the time that steps may take, 1..1000 thousandths */
+    uint32_t enabled, attached;
+    uint32_t active, waiting;      /* requests: inside (0 or 1), and waiting for their turn */
+    uint32_t duty;                 /* of the time that steps may take, 0..1000 thousandths */
     uint32_t threads;              /* at most this many; 0: as opened */
     uint64_t requests, failed, replaced, steps; /* since open */
     gemrun_stats last;             /* of the last request; size 0 before the first */
 } gemrun_handle_stats;
 
-/* The path is kept: after a disable the model is opened from it again. */
+/* Path and config are kept: a replacement and an enable open with them again. */
 GEMRUN_API gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
                                             const gemrun_config *config);
-/* Waits for the requests inside; later ones are the caller's mistake. Detaches. NULL is fine. */
+/* Ends the request inside at its next step, refuses those that wait, waits for all of them and for
+ * a replacement, detaches. A call that begins later is the caller's mistake. NULL is fine. */
 GEMRUN_API void gemrun_handle_close(gemrun_handle_t *h);
 
-/* As gemrun_generate and gemrun_chat, on the model in use; waits for a request before it. Request
- * NULL: the artifact's defaults. GEMRUN_E_STATE while disabled. A request's own on_step still runs,
- * before the handle's pace. */
+/* As gemrun_generate and gemrun_chat, on the model in use. Requests run one at a time, in the order
+ * of their calls. Request NULL: the artifact's defaults. GEMRUN_E_STATE while disabled, also for
+ * those that wait. A request's own on_step still runs, before the handle's pace; of its threads and
+ * the handle's the lower number holds. */
 GEMRUN_API int32_t gemrun_handle_generate(gemrun_handle_t *h, const char *prompt,
                                           const gemrun_request *request, int32_t *tokens);
 GEMRUN_API int32_t gemrun_handle_chat(gemrun_handle_t *h, const gemrun_message *messages,
@@ -69,7 +73,8 @@ typedef int32_t (*gemrun_run_fn)(gemrun_context_t *ctx, const gemrun_request *pa
 GEMRUN_API int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request,
                                      gemrun_run_fn run, void *arg);
 
-/* options and times may be NULL. GEMRUN_E_CONTEXT: the layout differs and may not. */
+/* options and times may be NULL. GEMRUN_E_CONTEXT: the layout differs and may not. A disabled model
+ * is enabled by it. */
 GEMRUN_API gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
                                         const gemrun_replacement *options,
                                         gemrun_replace_times *times);
@@ -79,13 +84,16 @@ GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *wa
 
 /* Pace: steps take at most duty/1000 of the time, idle time between requests counted up to a fifth
  * of a second. duty 0: no step until it is raised. threads 0: as opened. Prompts and tokens have a
- * pace of their own. Takes effect at the next step, wakes a sleeping one. */
+ * pace of their own. Takes effect at the next step, wakes a sleeping one. The daemon's pace and
+ * this one both hold: the lower duty, the fewer threads. Tests and warm-up are not paced. */
 GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
                                             uint32_t prefill_duty, uint32_t prefill_threads);
 GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out);
 
-/* Let the daemon at `socket` see and steer this handle under `name`; a thread of its own keeps the
- * connection, and makes it again when the daemon restarts. Inference never waits for it. */
+/* Let the daemon at `socket` see and steer this handle under `name` (1 to 64 of a-z, 0-9, '.', '_',
+ * '-'). Two threads of its own keep the connection, make it again when the daemon restarts, and do
+ * what it asks; inference never waits for them. The daemon's pace ends with a detach, or when the
+ * daemon has been away for 10 to 20 seconds. Detach waits for a replacement on its way. */
 GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
 GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
 

@@ -1,11 +1,13 @@
-/* gs_channel.c: see gs_channel.h. One thread reads frames and answers what is quick, so that a
- * heartbeat never waits for a token; requests run on the thread that called gs_serve. */
+/* gs_channel.c: see gs_channel.h. One thread reads frames and answers what is quick, so that
+ * neither a heartbeat nor a new pace ever waits. What takes its time is a job, one at a time, on
+ * another thread: the one that called gs_serve, or a second one of an attached program. */
 #define _GNU_SOURCE
 #include "gs_channel.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +19,8 @@
 #include "gs_json.h"
 
 #define MS 1000000
-enum { NAME = 65, MESSAGES = 64, STOPS = 8, RETRY_MS = 500, RETRY_MOST_MS = 10000,
-       EXIT_BROKEN = 8 };
+enum { NAME = 65, MESSAGES = 64, STOPS = 8, EXIT_BROKEN = 8, HELLO_MS = 5000, SEND_S = 10,
+       RETRY_MS = 250, RETRY_MOST_MS = 10000, AWAY_MS = 10000 };
 
 typedef struct gs_frame { /* a frame, and what was read in it */
     gs_json json;
@@ -27,17 +29,18 @@ typedef struct gs_frame { /* a frame, and what was read in it */
 
 typedef struct gs_channel {
     gemrun_handle_t *h;
-    int fd;                  /* -1: not connected */
+    int fd;                  /* -1: not connected; only the reader sets it, under the lock */
     bool serving;            /* the daemon's own worker: it may generate, and ends with it */
     bool stop, connected;    /* detach; a daemon is there. Under the handle's lock */
     bool broken;             /* the daemon sent what is no frame */
-    pthread_t thread;
-    pthread_mutex_t writing; /* guards out, and the fd while it is written to */
+    pthread_t reader, worker;
+    pthread_mutex_t writing; /* guards out, and what is written of it */
     gs_out out;
     gs_frame *frame;         /* the newest */
-    gs_frame *job;           /* of the request that runs; swapped with frame */
+    gs_frame *job;           /* of the job that runs; swapped with frame */
     bool waiting;            /* job is to be run; under the handle's lock */
     bool busy;               /* a job waits or runs; under the handle's lock */
+    bool dropped;            /* it was cancelled; under the handle's lock */
     uint64_t job_id;
     double open_ms;
     int wake[2];             /* a pipe that ends a wait for the daemon */
@@ -102,10 +105,13 @@ static gs_out *begin(gs_channel *c, const char *event)
     return &c->out;
 }
 
+/* False: the peer is gone. Half a frame makes the rest unreadable: the connection ends with it. */
 static bool send_event(gs_channel *c)
 {
     gs_end(&c->out);
     bool good = c->fd >= 0 && send_all(c->fd, c->out.bytes, c->out.size);
+    if (!good && c->fd >= 0)
+        shutdown(c->fd, SHUT_RDWR);
     pthread_mutex_unlock(&c->writing);
     return good;
 }
@@ -143,7 +149,7 @@ static uint64_t id_of(const gs_frame *f)
     return whole_of(f, "id", UINT64_MAX, 0);
 }
 
-/* ---- requests (gemrun --serve) ---- */
+/* ---- requests (gemrun --serve only) ---- */
 
 typedef enum field_kind { WHOLE32, WHOLE64, REAL, FLAG, MILLISECONDS } field_kind;
 
@@ -219,6 +225,8 @@ static const char *take_messages(job *j, const gs_json *json, const gs_value *li
 
 static const char *take_stops(job *j, const gs_json *json, const gs_value *list)
 {
+    if (list->kind != GS_ARRAY)
+        return "stop: no list of up to 8 texts";
     for (const gs_value *v = gs_first(json, list); v; v = gs_next(json, v)) {
         if (v->kind != GS_STRING || j->q.stop_string_count == STOPS)
             return "stop: no list of up to 8 texts";
@@ -259,20 +267,29 @@ static int on_text(void *user, int32_t token, const char *text, size_t size)
     return j->lost;
 }
 
+/* A cancel may have come before the run: then there was nothing yet to be cancelled. */
+static int on_step(void *user, uint32_t *threads)
+{
+    const job *j = user;
+    (void)threads;
+    pthread_mutex_lock(&j->c->h->lock);
+    bool dropped = j->c->dropped;
+    pthread_mutex_unlock(&j->c->h->lock);
+    if (dropped)
+        gemrun_handle_cancel(j->c->h);
+    return 0;
+}
+
 static int32_t run_generate(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
 {
     job *j = arg;
-    gemrun_request q = gemrun_request_default(ctx);
-    void *user = paced->user;
-    gemrun_step_fn on_step = paced->on_step;
-    gemrun_text_fn hear = paced->on_text;
-    j->q = q;
+    j->q = gemrun_request_default(ctx);
     const char *wrong = take_request(j, j->c->job);
     if (wrong)
         return gs_refuse(GEMRUN_E_ARGUMENT, "request", wrong);
-    j->q.user = user;
-    j->q.on_step = on_step;
-    j->q.on_text = hear;
+    j->q.user = paced->user;
+    j->q.on_step = paced->on_step;
+    j->q.on_text = paced->on_text;
     int32_t n = j->count > 0 ? gemrun_chat(ctx, j->messages, j->count, &j->q, NULL)
                              : gemrun_generate(ctx, j->prompt, &j->q, NULL);
     j->s.size = sizeof j->s;
@@ -312,39 +329,13 @@ static void put_run(gs_out *o, const gemrun_stats *s)
     gs_whole(o, "nonfinite_errors", s->nonfinite_errors);
 }
 
-static void run_job(gs_channel *c)
-{
-    job j = {.c = c};
-    uint64_t id = c->job_id;
-    const char *op = text_of(c->job, "op");
-    bool tests = strcmp(op, "test") == 0, generate = strcmp(op, "generate") == 0;
-    gemrun_request ours = {.size = sizeof ours, .on_text = on_text, .user = &j};
-    int32_t n = gemrun_handle_run(c->h, &ours, generate ? run_generate
-                                               : tests  ? run_tests
-                                                        : run_reset, &j);
-    pthread_mutex_lock(&c->h->lock);
-    c->busy = false; /* before the answer: the daemon sends the next one as soon as it has it */
-    pthread_mutex_unlock(&c->h->lock);
-    if (n < 0) {
-        send_error(c, id, n, gemrun_last_error());
-        return;
-    }
-    gs_out *o = begin(c, generate ? "done" : tests ? "tested" : "reset");
-    gs_whole(o, "id", id);
-    if (generate)
-        put_run(o, &j.s);
-    else if (tests)
-        gs_whole(o, "passed", (uint64_t)n);
-    send_event(c);
-}
-
 /* ---- what is answered at once ---- */
 
 static void answer_ping(gs_channel *c)
 {
     gemrun_handle_t *h = c->h;
     pthread_mutex_lock(&h->lock);
-    bool busy = c->serving ? c->busy : h->running > 0, asleep = h->asleep;
+    bool busy = c->serving ? c->busy : h->riding != NULL, asleep = h->asleep;
     uint64_t steps = h->steps;
     pthread_mutex_unlock(&h->lock);
     gs_out *o = begin(c, "pong");
@@ -377,7 +368,7 @@ static void answer_pace(gs_channel *c)
         send_error(c, id_of(c->frame), GEMRUN_E_ARGUMENT, "pace: duty is no number of 0 to 1");
         return;
     }
-    gemrun_handle_pace(c->h, duty, threads, prefill_duty, prefill_threads);
+    gs_pace_by_daemon(c->h, (gs_shares){{duty, threads}, {prefill_duty, prefill_threads}});
     gs_out *o = begin(c, "pace");
     gs_whole(o, "id", id_of(c->frame));
     gs_real(o, "duty", (double)duty / 1000);
@@ -391,10 +382,16 @@ static void answer_stats(gs_channel *c)
 {
     gemrun_handle_stats s = {.size = sizeof s};
     gemrun_handle_get_stats(c->h, &s);
+    pthread_mutex_lock(&c->h->lock);
+    gs_facts f = c->h->facts;
+    pthread_mutex_unlock(&c->h->lock);
     gs_out *o = begin(c, "stats");
     gs_whole(o, "id", id_of(c->frame));
     gs_bool(o, "enabled", s.enabled != 0);
+    put(o, "name", f.name); /* of the newest model, as its memory */
+    gs_whole(o, "ram_total", s.enabled ? f.ram_total : 0);
     gs_whole(o, "active", s.active);
+    gs_whole(o, "waiting", s.waiting);
     gs_real(o, "duty", (double)s.duty / 1000);
     gs_whole(o, "threads", s.threads);
     gs_whole(o, "requests", s.requests);
@@ -406,19 +403,74 @@ static void answer_stats(gs_channel *c)
     send_event(c);
 }
 
-static void answer_replace(gs_channel *c)
+/* Of a program's own requests none is the daemon's to end. */
+static void answer_cancel(gs_channel *c)
 {
-    gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(c->frame, "warmup_prompt")};
-    gemrun_replace_times t = {.size = sizeof t};
-    const char *path = text_of(c->frame, "path");
-    o.allow_layout_change = (uint32_t)whole_of(c->frame, "allow_layout_change", 1, 0);
-    gemrun_status st = gemrun_replace(c->h, path, &o, &t);
-    if (st != GEMRUN_OK) {
-        send_error(c, id_of(c->frame), st, gemrun_last_error());
+    pthread_mutex_lock(&c->h->lock);
+    bool meant = c->serving && c->busy && c->job_id == id_of(c->frame);
+    c->dropped = c->dropped || meant;
+    pthread_mutex_unlock(&c->h->lock);
+    if (meant)
+        gemrun_handle_cancel(c->h);
+}
+
+/* ---- jobs ---- */
+
+/* Begin the answer to the job that ran. It is over before the answer is sent: the daemon sends the
+ * next one as soon as it has it. */
+static gs_out *begin_answer(gs_channel *c, const char *event)
+{
+    uint64_t id = c->job_id;
+    gs_out *o = begin(c, event);
+    pthread_mutex_lock(&c->h->lock);
+    c->busy = false;
+    pthread_cond_broadcast(&c->h->changed);
+    pthread_mutex_unlock(&c->h->lock);
+    gs_whole(o, "id", id);
+    return o;
+}
+
+static void answer_failure(gs_channel *c, int32_t code, const char *text)
+{
+    gs_out *o = begin_answer(c, "error");
+    gs_signed(o, "code", code);
+    put(o, "text", text);
+    send_event(c);
+}
+
+static void job_request(gs_channel *c)
+{
+    job j = {.c = c};
+    const char *op = text_of(c->job, "op");
+    bool tests = strcmp(op, "test") == 0, generate = strcmp(op, "generate") == 0;
+    gemrun_request ours = {.size = sizeof ours, .on_text = on_text, .on_step = on_step,
+                           .user = &j};
+    int32_t n = gemrun_handle_run(c->h, &ours, generate ? run_generate
+                                               : tests  ? run_tests
+                                                        : run_reset, &j);
+    if (n < 0) {
+        answer_failure(c, n, gemrun_last_error());
         return;
     }
-    gs_out *out = begin(c, "replaced");
-    gs_whole(out, "id", id_of(c->frame));
+    gs_out *o = begin_answer(c, generate ? "done" : tests ? "tested" : "reset");
+    if (generate)
+        put_run(o, &j.s);
+    else if (tests)
+        gs_whole(o, "passed", (uint64_t)n);
+    send_event(c);
+}
+
+static void job_replace(gs_channel *c)
+{
+    gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(c->job, "warmup_prompt")};
+    gemrun_replace_times t = {.size = sizeof t};
+    o.allow_layout_change = (uint32_t)whole_of(c->job, "allow_layout_change", 1, 0);
+    gemrun_status st = gemrun_replace(c->h, text_of(c->job, "path"), &o, &t);
+    if (st != GEMRUN_OK) {
+        answer_failure(c, st, gemrun_last_error());
+        return;
+    }
+    gs_out *out = begin_answer(c, "replaced");
     gs_whole(out, "tests", t.tests);
     gs_real(out, "open_ms", t.open_ms);
     gs_real(out, "test_ms", t.test_ms);
@@ -427,69 +479,100 @@ static void answer_replace(gs_channel *c)
     send_event(c);
 }
 
-static void answer_enable(gs_channel *c)
+static void job_enable(gs_channel *c)
 {
-    bool on = strcmp(text_of(c->frame, "op"), "enable") == 0;
-    gemrun_status st = on ? gemrun_handle_enable(c->h, text_of(c->frame, "warmup_prompt"))
+    bool on = strcmp(text_of(c->job, "op"), "enable") == 0;
+    gemrun_status st = on ? gemrun_handle_enable(c->h, text_of(c->job, "warmup_prompt"))
                           : gemrun_handle_disable(c->h);
     if (st != GEMRUN_OK) {
-        send_error(c, id_of(c->frame), st, gemrun_last_error());
+        answer_failure(c, st, gemrun_last_error());
         return;
     }
-    gs_out *o = begin(c, on ? "enabled" : "disabled");
-    gs_whole(o, "id", id_of(c->frame));
+    begin_answer(c, on ? "enabled" : "disabled");
     send_event(c);
 }
 
-static void answer_cancel(gs_channel *c)
+static const struct op {
+    const char *name;
+    void (*run)(gs_channel *c);
+    bool is_job, for_workers;
+} ops[] = {{"ping", answer_ping, 0, 0},       {"pace", answer_pace, 0, 0},
+           {"stats", answer_stats, 0, 0},     {"cancel", answer_cancel, 0, 0},
+           {"replace", job_replace, 1, 0},    {"enable", job_enable, 1, 0},
+           {"disable", job_enable, 1, 0},     {"generate", job_request, 1, 1},
+           {"test", job_request, 1, 1},       {"reset", job_request, 1, 1}};
+
+static const struct op *op_of(const gs_frame *f)
 {
-    pthread_mutex_lock(&c->h->lock);
-    bool meant = !c->serving || (c->busy && c->job_id == id_of(c->frame));
-    pthread_mutex_unlock(&c->h->lock);
-    if (meant)
-        gemrun_handle_cancel(c->h);
+    const char *op = text_of(f, "op");
+    for (size_t i = 0; op && i < sizeof ops / sizeof ops[0]; i++)
+        if (strcmp(op, ops[i].name) == 0)
+            return ops + i;
+    return NULL;
 }
 
 /* Hand the frame over as the next job; its buffer is the job's from now on. */
 static void start_job(gs_channel *c)
 {
-    gemrun_handle_t *h = c->h;
-    pthread_mutex_lock(&h->lock);
-    bool taken = c->busy || !c->serving;
+    pthread_mutex_lock(&c->h->lock);
+    bool taken = c->busy || c->stop; /* at a detach nobody is left to run it */
     if (!taken) {
         gs_frame *free_one = c->job;
         c->job = c->frame;
         c->frame = free_one;
         c->job_id = id_of(c->job);
+        c->dropped = false;
         c->waiting = c->busy = true;
-        pthread_cond_broadcast(&h->changed);
+        pthread_cond_broadcast(&c->h->changed);
     }
-    pthread_mutex_unlock(&h->lock);
+    pthread_mutex_unlock(&c->h->lock);
     if (taken)
         send_error(c, id_of(c->frame), GEMRUN_E_BUSY, "a request runs here; send it later");
 }
 
-static const struct op {
-    const char *name;
-    void (*answer)(gs_channel *c);
-} ops[] = {{"ping", answer_ping},       {"pace", answer_pace},       {"stats", answer_stats},
-           {"cancel", answer_cancel},   {"generate", start_job},     {"test", start_job},
-           {"reset", start_job},        {"replace", answer_replace}, {"enable", answer_enable},
-           {"disable", answer_enable}};
+/* Run jobs until a detach. */
+static void *work(void *arg)
+{
+    gs_channel *c = arg;
+    for (;;) {
+        pthread_mutex_lock(&c->h->lock);
+        while (!c->waiting && !c->stop)
+            pthread_cond_wait(&c->h->changed, &c->h->lock);
+        bool run = c->waiting;
+        c->waiting = false;
+        pthread_mutex_unlock(&c->h->lock);
+        if (!run)
+            return NULL;
+        op_of(c->job)->run(c);
+    }
+}
 
 /* Answer frames until the daemon is gone. */
 static void converse(gs_channel *c)
 {
     while (receive(c)) {
-        const char *op = text_of(c->frame, "op");
-        size_t i = 0, n = sizeof ops / sizeof ops[0];
-        while (i < n && (!op || strcmp(op, ops[i].name) != 0))
-            i++;
-        if (i < n)
-            ops[i].answer(c);
-        else
+        const struct op *op = op_of(c->frame);
+        if (!op)
             send_error(c, id_of(c->frame), GEMRUN_E_ARGUMENT, "an unknown op");
+        else if (op->for_workers && !c->serving)
+            send_error(c, id_of(c->frame), GEMRUN_E_STATE,
+                       "an attached program makes its own requests; ask a worker");
+        else if (op->is_job)
+            start_job(c);
+        else
+            op->run(c);
     }
+}
+
+/* A thread that takes no signals: they are the program's. */
+static bool start_thread(pthread_t *thread, void *(*body)(void *), gs_channel *c)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(thread, NULL, body, c) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
 }
 
 static void send_ready(gs_channel *c)
@@ -523,7 +606,7 @@ static void *serve_frames(void *arg)
 {
     gs_channel *c = arg;
     converse(c);
-    _exit(c->broken ? EXIT_BROKEN : 0); /* the daemon is gone: a worker without one has no work, whatever it does now */
+    _exit(c->broken ? EXIT_BROKEN : 0); /* a worker without a daemon has no work */
 }
 
 static void free_channel(gs_channel *c)
@@ -573,16 +656,10 @@ int32_t gs_serve(int fd, const char *path, const gemrun_config *config)
     c->serving = true;
     c->open_ms = (double)(gs_now() - start) / MS;
     send_ready(c);
-    if (pthread_create(&c->thread, NULL, serve_frames, c) != 0)
+    if (!start_thread(&c->reader, serve_frames, c))
         _exit(1);
-    for (;;) { /* until serve_frames ends the process */
-        pthread_mutex_lock(&h->lock);
-        while (!c->waiting)
-            pthread_cond_wait(&h->changed, &h->lock);
-        c->waiting = false;
-        pthread_mutex_unlock(&h->lock);
-        run_job(c);
-    }
+    work(c); /* until serve_frames ends the process */
+    return 0;
 }
 
 /* ---- an attached program ---- */
@@ -594,53 +671,10 @@ bool gs_attached(const gemrun_handle_t *h)
 
 static void set_connected(gs_channel *c, int fd)
 {
-    pthread_mutex_lock(&c->writing);
-    int old = c->fd;
-    c->fd = fd;
-    pthread_mutex_unlock(&c->writing);
-    if (old >= 0 && fd < 0)
-        close(old);
     pthread_mutex_lock(&c->h->lock);
+    c->fd = fd;
     c->connected = fd >= 0;
     pthread_mutex_unlock(&c->h->lock);
-}
-
-/* Skip the daemon's answer to the first line. False: it is gone, or refuses. */
-static bool welcomed(int fd)
-{
-    char reply[512];
-    for (size_t n = 0; n < sizeof reply - 1; n++) {
-        if (!read_all(fd, reply + n, 1))
-            return false;
-        if (reply[n] == '\n') {
-            reply[n] = 0;
-            return strstr(reply, "\"result\"") != NULL;
-        }
-    }
-    return false;
-}
-
-/* Connected and known to the daemon under our name, or -1. */
-static int reach_daemon(const gs_channel *c)
-{
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    char line[160];
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    memcpy(to.sun_path, c->socket, sizeof to.sun_path);
-    int n = snprintf(line, sizeof line, "{\"v\":1,\"id\":\"1\",\"method\":\"attach\",\"params\":"
-                     "{\"name\":\"%s\"}}\n", c->name);
-    bool good = fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
-                send_all(fd, (const uint8_t *)line, (size_t)n) && welcomed(fd);
-    if (!good && fd >= 0)
-        close(fd);
-    return good ? fd : -1;
-}
-
-/* Wait, but not for a detach. */
-static void rest(const gs_channel *c, int ms)
-{
-    struct pollfd p = {.fd = c->wake[0], .events = POLLIN};
-    poll(&p, 1, ms);
 }
 
 static bool stopped(gs_channel *c)
@@ -651,23 +685,86 @@ static bool stopped(gs_channel *c)
     return stop;
 }
 
+/* Wait for bytes (fd >= 0), but not for longer than `ms`, and not for a detach. */
+static bool await(const gs_channel *c, int fd, int ms)
+{
+    struct pollfd p[] = {{.fd = c->wake[0], .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+    return poll(p, fd >= 0 ? 2 : 1, ms) > 0 && p[0].revents == 0;
+}
+
+/* The daemon's answer to the first line: a result. False: it refuses, hangs, or is gone. */
+static bool welcomed(gs_channel *c, int fd)
+{
+    char *reply = c->frame->bytes;
+    uint64_t until = gs_now() + (uint64_t)HELLO_MS * MS;
+    for (size_t n = 0; n < 4096 && gs_now() < until;) {
+        ssize_t got = read(fd, reply + n, 1); /* no byte of the frames behind the line */
+        if (got == 1 && reply[n] == '\n')
+            return gs_parse(&c->frame->json, reply, n) &&
+                   gs_get(&c->frame->json, c->frame->json.values, "result") != NULL;
+        n += got == 1;
+        bool again = got < 0 && (errno == EINTR || errno == EAGAIN);
+        if (got == 0 || (got < 0 && !again) || (again && !await(c, fd, HELLO_MS)))
+            return false;
+    }
+    return false;
+}
+
+/* Connected and known to the daemon under our name, or -1. Nothing here waits for a daemon that
+ * hangs: a detach may come at any time. */
+static int reach_daemon(gs_channel *c)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    struct timeval most = {.tv_sec = SEND_S};
+    char line[160];
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    memcpy(to.sun_path, c->socket, sizeof to.sun_path);
+    int n = snprintf(line, sizeof line, "{\"v\":1,\"id\":\"1\",\"method\":\"attach\",\"params\":"
+                     "{\"name\":\"%s\"}}\n", c->name);
+    bool good = fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
+                send_all(fd, (const uint8_t *)line, (size_t)n) && welcomed(c, fd) &&
+                fcntl(fd, F_SETFL, 0) == 0 &&
+                setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most) == 0;
+    if (!good && fd >= 0)
+        close(fd);
+    return good ? fd : -1;
+}
+
+/* One connection, from the greeting to its end. A job on its way answers here, or nobody: its id
+ * is another request's on the next connection. */
+static void stay_connected(gs_channel *c, int fd)
+{
+    set_connected(c, fd);
+    if (!stopped(c)) {
+        send_ready(c);
+        converse(c);
+    }
+    pthread_mutex_lock(&c->h->lock);
+    c->connected = false;
+    while (c->busy)
+        pthread_cond_wait(&c->h->changed, &c->h->lock);
+    pthread_mutex_unlock(&c->h->lock);
+    pthread_mutex_lock(&c->writing); /* its answer may be on its way */
+    pthread_mutex_unlock(&c->writing);
+    set_connected(c, -1);
+    close(fd);
+}
+
 static void *stay_attached(void *arg)
 {
     gs_channel *c = arg;
+    uint64_t seen = gs_now();
     for (int wait = RETRY_MS; !stopped(c);) {
         int fd = reach_daemon(c);
-        if (fd < 0) {
-            rest(c, wait);
-            wait = wait * 2 < RETRY_MOST_MS ? wait * 2 : RETRY_MOST_MS;
-            continue;
+        if (fd >= 0) {
+            stay_connected(c, fd);
+            seen = gs_now();
+            wait = RETRY_MS;
+        } else if (gs_now() - seen >= (uint64_t)AWAY_MS * MS) {
+            gs_pace_by_daemon(c->h, GS_UNPACED); /* no brake is left on by one that is gone */
         }
-        wait = RETRY_MS;
-        set_connected(c, fd);
-        if (!stopped(c)) {
-            send_ready(c);
-            converse(c);
-        }
-        set_connected(c, -1);
+        await(c, -1, wait); /* after a connection too: it may end at once, again and again */
+        wait = wait * 2 < RETRY_MOST_MS ? wait * 2 : RETRY_MOST_MS;
     }
     return NULL;
 }
@@ -679,52 +776,78 @@ static bool is_name(const char *name)
     return good && strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
+/* A channel with both threads running, or NULL. The lock of attaching is held. */
+static gs_channel *start_channel(gemrun_handle_t *h, const char *socket, const char *name)
+{
+    gs_channel *c = new_channel(h, -1);
+    if (!c)
+        return NULL;
+    memcpy(c->socket, socket, strlen(socket) + 1);
+    memcpy(c->name, name, strlen(name) + 1);
+    bool piped = pipe2(c->wake, O_CLOEXEC) == 0;
+    bool working = piped && start_thread(&c->worker, work, c);
+    if (working && start_thread(&c->reader, stay_attached, c))
+        return c;
+    pthread_mutex_lock(&h->lock);
+    c->stop = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    if (working)
+        pthread_join(c->worker, NULL);
+    free_channel(c);
+    return NULL;
+}
+
 gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name)
 {
-    gs_channel *c = NULL;
-    if (!h || !socket || strlen(socket) >= sizeof c->socket)
+    gemrun_status st = GEMRUN_OK;
+    if (!h || !socket || !*socket || strlen(socket) >= sizeof h->channel->socket)
         return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_attach",
                          "no handle, or a socket's path of none or over 107 bytes; shorten it");
     if (!is_name(name))
         return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_attach",
                          "a name has 1 to 64 of a-z, 0-9, '.', '_' and '-'; choose another");
+    pthread_mutex_lock(&h->attaching);
+    gs_channel *c = h->channel ? NULL : start_channel(h, socket, name);
     if (h->channel)
-        return gs_refuse(GEMRUN_E_STATE, "gemrun_attach", "attached already; detach first");
-    c = new_channel(h, -1);
-    if (!c || pipe2(c->wake, O_CLOEXEC) != 0) {
-        free_channel(c);
-        return gs_refuse(GEMRUN_E_MAP, "gemrun_attach", "no memory or descriptor left; free some");
-    }
-    memcpy(c->socket, socket, strlen(socket) + 1);
-    memcpy(c->name, name, strlen(name) + 1);
+        st = gs_refuse(GEMRUN_E_STATE, "gemrun_attach", "attached already; detach first");
+    else if (!c)
+        st = gs_refuse(GEMRUN_E_MAP, "gemrun_attach",
+                       "no memory, descriptor or thread left; free some");
     pthread_mutex_lock(&h->lock);
-    h->channel = c;
+    h->channel = c ? c : h->channel;
     pthread_mutex_unlock(&h->lock);
-    if (pthread_create(&c->thread, NULL, stay_attached, c) != 0) {
-        h->channel = NULL;
-        free_channel(c);
-        return gs_refuse(GEMRUN_E_MAP, "gemrun_attach", "no thread left; raise the limit");
-    }
-    return GEMRUN_OK;
+    pthread_mutex_unlock(&h->attaching);
+    return st;
+}
+
+/* Under the lock the reader cannot close the connection, and its number is not another's. */
+static void stop_channel(gs_channel *c)
+{
+    gemrun_handle_t *h = c->h;
+    pthread_mutex_lock(&h->lock);
+    c->stop = true;
+    if (c->fd >= 0)
+        shutdown(c->fd, SHUT_RDWR);
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    ssize_t woken = write(c->wake[1], "", 1);
+    (void)woken; /* the pipe is empty, and its other end open */
+    pthread_join(c->reader, NULL);
+    pthread_join(c->worker, NULL);
+    pthread_mutex_lock(&h->lock);
+    h->channel = NULL;
+    pthread_mutex_unlock(&h->lock);
+    gs_pace_by_daemon(h, GS_UNPACED);
+    free_channel(c);
 }
 
 void gemrun_detach(gemrun_handle_t *h)
 {
-    gs_channel *c = h ? h->channel : NULL;
-    if (!c)
+    if (!h)
         return;
-    pthread_mutex_lock(&h->lock);
-    c->stop = true;
-    pthread_mutex_unlock(&h->lock);
-    ssize_t woken = write(c->wake[1], "", 1);
-    pthread_mutex_lock(&c->writing);
-    if (c->fd >= 0)
-        shutdown(c->fd, SHUT_RDWR);
-    pthread_mutex_unlock(&c->writing);
-    pthread_join(c->thread, NULL);
-    pthread_mutex_lock(&h->lock);
-    h->channel = NULL;
-    pthread_mutex_unlock(&h->lock);
-    (void)woken; /* the pipe is empty, and its other end open */
-    free_channel(c);
+    pthread_mutex_lock(&h->attaching);
+    if (h->channel)
+        stop_channel(h->channel);
+    pthread_mutex_unlock(&h->attaching);
 }

@@ -11,7 +11,7 @@
 #include "gr_port.h"
 
 #define MS 1000000
-enum { FULL_DUTY = 1000, MOST_THREADS = 8 };
+enum { FULL_DUTY = 1000, MOST_THREADS = 8, REPEAT_NS = 1000 * MS };
 static const int64_t MOST_CREDIT = 200 * MS, MOST_DEBT = 10000LL * MS;
 
 uint64_t gs_now(void)
@@ -30,6 +30,25 @@ gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what
 static double ms_since(uint64_t start)
 {
     return (double)(gs_now() - start) / MS;
+}
+
+/* ---- callers ---- */
+
+static bool enter(gemrun_handle_t *h)
+{
+    pthread_mutex_lock(&h->lock);
+    bool may = !h->closing;
+    h->inside += may;
+    pthread_mutex_unlock(&h->lock);
+    return may;
+}
+
+static void leave(gemrun_handle_t *h)
+{
+    pthread_mutex_lock(&h->lock);
+    h->inside--;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock); /* the last touch: close may go on */
 }
 
 /* ---- pace: under the handle's lock ---- */
@@ -69,22 +88,23 @@ static void wait_until(gemrun_handle_t *h, uint64_t when)
 }
 
 /* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel ends the
- * sleep, and a duty of 0 for what comes next (`to`) makes one without end. */
+ * sleep, and a duty of 0 for what comes next (`to`) makes one without end. Where only what ended
+ * may not go on, as after the last part of a prompt, it pays by the share of what comes. */
 static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, const gs_share *to)
 {
     gs_pace *p = &h->pace;
     uint64_t ended = gs_now(), busy = ended - p->since;
     int64_t before = p->owed, slept = 0;
     for (;;) {
-        bool may = s->duty > 0 && to->duty > 0;
-        int64_t owed = may ? before + sleep_of(s, busy) : INT64_MAX;
+        bool may = to->duty > 0;
+        int64_t owed = may ? before + sleep_of(s->duty > 0 ? s : to, busy) : INT64_MAX;
         slept = (int64_t)(gs_now() - ended);
         if (m->cancelled || h->closing || owed <= slept) {
             p->owed = clamp(may ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
             break;
         }
         h->asleep = true;
-        wait_until(h, may ? ended + (uint64_t)owed : gs_now() + 1000000000u);
+        wait_until(h, may ? ended + (uint64_t)owed : gs_now() + REPEAT_NS);
     }
     h->asleep = false;
     p->since = gs_now();
@@ -96,9 +116,15 @@ typedef struct ride { /* a request on its way, and the caller's own callbacks */
     gemrun_handle_t *h;
     gs_model *model;
     const gemrun_request *from;
+    uint32_t threads;    /* by the caller's own on_step; 0: as opened */
     bool decoding;       /* the next step is a token's, not one of the prompt */
     const gs_share *now; /* of the step in flight */
 } ride;
+
+static uint32_t fewer(uint32_t a, uint32_t b) /* threads; 0: as opened */
+{
+    return a > 0 && (b == 0 || a < b) ? a : b;
+}
 
 static int on_text(void *user, int32_t token, const char *text, size_t size)
 {
@@ -112,14 +138,14 @@ static int on_step(void *user, uint32_t *threads)
 {
     ride *r = user;
     gemrun_handle_t *h = r->h;
-    const gs_share *next = r->decoding ? &h->pace.decode : &h->pace.prefill;
-    if (r->from && r->from->on_step && r->from->on_step(r->from->user, threads) != 0)
+    const gs_share *next = r->decoding ? &h->pace.now.decode : &h->pace.now.prefill;
+    if (r->from && r->from->on_step && r->from->on_step(r->from->user, &r->threads) != 0)
         return 1;
     pthread_mutex_lock(&h->lock);
     h->steps++;
     keep_pace(h, r->model, r->now, next);
     r->now = next;
-    *threads = next->threads; /* 0 and more than were opened: as opened */
+    *threads = fewer(r->threads, next->threads); /* more than were opened: as opened */
     if (r->model->cancelled || h->closing)
         gemrun_cancel(r->model->ctx);
     pthread_mutex_unlock(&h->lock);
@@ -134,18 +160,32 @@ static void free_model(gs_model *m)
     }
 }
 
-/* The model in use, for the caller alone; NULL: disabled. Who waits for one that is replaced
- * meanwhile has not begun, and takes the new one. */
+/* Wait until it is our turn, or until there is nothing to wait for. */
+static void wait_in_line(gemrun_handle_t *h)
+{
+    gs_waiter me = {NULL}, **at = &h->queue;
+    while (*at)
+        at = &(*at)->next;
+    *at = &me;
+    while (h->model && !h->closing && (h->riding || h->queue != &me))
+        pthread_cond_wait(&h->changed, &h->lock);
+    for (at = &h->queue; *at != &me;)
+        at = &(*at)->next;
+    *at = me.next;
+    pthread_cond_broadcast(&h->changed); /* who is first now may have been told too early */
+}
+
+/* The model in use, for the caller alone; NULL: disabled, or the handle closes. Who waits for one
+ * that is replaced meanwhile has not begun, and takes the new one; its turn comes when the last
+ * request on the old one is over, so that two never share the processor and the pace. */
 static gs_model *take(gemrun_handle_t *h)
 {
-    gs_model *m;
     pthread_mutex_lock(&h->lock);
-    while ((m = h->closing ? NULL : h->model) && m->taken)
-        pthread_cond_wait(&h->changed, &h->lock);
+    wait_in_line(h);
+    gs_model *m = h->closing ? NULL : h->model;
     if (m) {
-        m->taken = true;
         m->cancelled = false;
-        h->running++;
+        h->riding = m;
         begin_request(&h->pace);
     }
     pthread_mutex_unlock(&h->lock);
@@ -158,17 +198,39 @@ static void give_back(const ride *r, const gemrun_stats *s, bool failed)
     gs_model *m = r->model;
     pthread_mutex_lock(&h->lock);
     end_request(&h->pace, r->now);
-    m->taken = false;
-    h->running--;
+    h->riding = NULL;
     h->requests++;
     h->failed += failed;
     if (s)
         h->last = *s;
-    bool last = m->retired;
+    bool retired = h->model != m;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
-    if (last)
+    if (retired)
         free_model(m);
+}
+
+/* A whole turn: `r` has the handle and what the caller gave. */
+static int32_t take_turn(ride *r, gemrun_run_fn run, void *arg)
+{
+    r->model = take(r->h);
+    if (!r->model)
+        return gs_refuse(GEMRUN_E_STATE, "handle", "the model is disabled, or the handle closes; "
+                         "enable it, or open another");
+    gemrun_request q = r->from ? *r->from : gemrun_request_default(r->model->ctx);
+    gemrun_stats s = {.size = sizeof s};
+    q.on_text = on_text;
+    q.on_step = on_step;
+    q.user = r;
+    int32_t n = run(r->model->ctx, &q, arg);
+    bool known = n >= 0 && gemrun_get_stats(r->model->ctx, &s) == GEMRUN_OK;
+    give_back(r, known ? &s : NULL, n < 0);
+    return n;
+}
+
+static gemrun_status refuse_closing(void)
+{
+    return gs_refuse(GEMRUN_E_STATE, "handle", "it closes; open another");
 }
 
 int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request, gemrun_run_fn run,
@@ -176,17 +238,14 @@ int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request, gem
 {
     if (!h || !run)
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
-    ride r = {.h = h, .model = take(h), .from = request, .now = &h->pace.prefill};
-    if (!r.model)
-        return gs_refuse(GEMRUN_E_STATE, "handle", "the model is disabled; enable it");
-    gemrun_request q = request ? *request : gemrun_request_default(r.model->ctx);
-    gemrun_stats s = {.size = sizeof s};
-    q.on_text = on_text;
-    q.on_step = on_step;
-    q.user = &r;
-    int32_t n = run(r.model->ctx, &q, arg);
-    bool known = n >= 0 && gemrun_get_stats(r.model->ctx, &s) == GEMRUN_OK;
-    give_back(&r, known ? &s : NULL, n < 0);
+    if (request && request->size != sizeof *request)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "request",
+                         "its size is not gemrun_request's; start from gemrun_request_default");
+    ride r = {.h = h, .from = request, .now = &h->pace.now.prefill};
+    if (!enter(h))
+        return refuse_closing();
+    int32_t n = take_turn(&r, run, arg);
+    leave(h);
     return n;
 }
 
@@ -224,9 +283,9 @@ void gemrun_handle_cancel(gemrun_handle_t *h)
     if (!h)
         return;
     pthread_mutex_lock(&h->lock);
-    if (h->model && h->model->taken) {
-        h->model->cancelled = true;
-        gemrun_cancel(h->model->ctx);
+    if (h->riding) {
+        h->riding->cancelled = true;
+        gemrun_cancel(h->riding->ctx);
     }
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
@@ -282,16 +341,15 @@ static gemrun_status warm_up(gs_model *m, const char *prompt)
 }
 
 /* Put `m` (NULL: none) in the place of the model in use, whose last request frees it. */
-static void flip(gemrun_handle_t *h, gs_model *m)
+static void flip(gemrun_handle_t *h, gs_model *m, bool replaces)
 {
     pthread_mutex_lock(&h->lock);
     gs_model *old = h->model;
-    bool idle = old && !old->taken;
+    bool idle = old != h->riding;
     h->model = m;
     if (m)
         h->facts = m->facts;
-    if (old)
-        old->retired = true;
+    h->replaced += replaces;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
     if (idle)
@@ -344,11 +402,8 @@ static gemrun_status replace(gemrun_handle_t *h, const char *path, const gemrun_
     start = gs_now();
     free(h->path);
     h->path = kept;
-    flip(h, m);
+    flip(h, m, true);
     t->flip_ms = ms_since(start);
-    pthread_mutex_lock(&h->lock);
-    h->replaced++;
-    pthread_mutex_unlock(&h->lock);
     return GEMRUN_OK;
 }
 
@@ -363,9 +418,12 @@ gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
                          "a null pointer or a wrong size; set size, give a handle and a path");
     if (options)
         o = *options;
+    if (!enter(h))
+        return refuse_closing();
     pthread_mutex_lock(&h->changing);
     gemrun_status st = replace(h, path, &o, &t);
     pthread_mutex_unlock(&h->changing);
+    leave(h);
     if (times)
         *times = t;
     return st;
@@ -375,28 +433,61 @@ gemrun_status gemrun_handle_disable(gemrun_handle_t *h)
 {
     if (!h)
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
+    if (!enter(h))
+        return refuse_closing();
     pthread_mutex_lock(&h->changing);
-    flip(h, NULL);
+    flip(h, NULL, false);
     pthread_mutex_unlock(&h->changing);
+    leave(h);
     return GEMRUN_OK;
+}
+
+static gemrun_status enable(gemrun_handle_t *h, const char *warmup_prompt)
+{
+    gemrun_status st = GEMRUN_OK;
+    if (h->model) /* only the holder of `changing` sets it */
+        return st;
+    gs_model *m = open_model(h, h->path, false, &st);
+    st = m && warmup_prompt ? warm_up(m, warmup_prompt) : st;
+    if (st == GEMRUN_OK)
+        flip(h, m, false);
+    else
+        free_model(m);
+    return st;
 }
 
 gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt)
 {
     if (!h)
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
-    gemrun_status st = GEMRUN_OK;
+    if (!enter(h))
+        return refuse_closing();
     pthread_mutex_lock(&h->changing);
-    if (!h->model) { /* only this lock's holder sets it */
-        gs_model *m = open_model(h, h->path, false, &st);
-        st = m && warmup_prompt ? warm_up(m, warmup_prompt) : st;
-        if (st == GEMRUN_OK)
-            flip(h, m);
-        else
-            free_model(m);
-    }
+    gemrun_status st = enable(h, warmup_prompt);
     pthread_mutex_unlock(&h->changing);
+    leave(h);
     return st;
+}
+
+static gs_share lower(gs_share a, gs_share b)
+{
+    return (gs_share){a.duty < b.duty ? a.duty : b.duty, fewer(a.threads, b.threads)};
+}
+
+static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
+{
+    gs_pace *p = &h->pace;
+    pthread_mutex_lock(&h->lock);
+    *whose = shares;
+    p->now = (gs_shares){lower(p->own.decode, p->daemon.decode),
+                         lower(p->own.prefill, p->daemon.prefill)};
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+void gs_pace_by_daemon(gemrun_handle_t *h, gs_shares shares)
+{
+    set_pace(h, &h->pace.daemon, shares);
 }
 
 gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
@@ -407,11 +498,7 @@ gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t thr
     if (!h || bad)
         return gs_refuse(GEMRUN_E_ARGUMENT, "pace",
                          "out of range; use a duty of 0 to 1000 and 0 to 8 threads");
-    pthread_mutex_lock(&h->lock);
-    h->pace.decode = (gs_share){duty, threads};
-    h->pace.prefill = (gs_share){prefill_duty, prefill_threads};
-    pthread_cond_broadcast(&h->changed);
-    pthread_mutex_unlock(&h->lock);
+    set_pace(h, &h->pace.own, (gs_shares){{duty, threads}, {prefill_duty, prefill_threads}});
     return GEMRUN_OK;
 }
 
@@ -421,12 +508,16 @@ gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *o
         return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_handle_get_stats",
                          "a null pointer or a wrong size; set size");
     pthread_mutex_lock(&h->lock);
+    uint32_t waiting = 0;
+    for (const gs_waiter *w = h->queue; w; w = w->next)
+        waiting++;
     *out = (gemrun_handle_stats){.size = sizeof *out,
                                  .enabled = h->model != NULL,
                                  .attached = gs_attached(h),
-                                 .active = h->running,
-                                 .duty = h->pace.decode.duty,
-                                 .threads = h->pace.decode.threads,
+                                 .active = h->riding != NULL,
+                                 .waiting = waiting,
+                                 .duty = h->pace.now.decode.duty,
+                                 .threads = h->pace.now.decode.threads,
                                  .requests = h->requests,
                                  .failed = h->failed,
                                  .replaced = h->replaced,
@@ -436,6 +527,32 @@ gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *o
     return GEMRUN_OK;
 }
 
+static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config)
+{
+    gemrun_handle_t *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    pthread_condattr_t steady;
+    pthread_condattr_init(&steady);
+    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->changing, NULL);
+    pthread_mutex_init(&h->attaching, NULL);
+    pthread_cond_init(&h->changed, &steady);
+    pthread_condattr_destroy(&steady);
+    h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .now = GS_UNPACED,
+                        .since = gs_now()};
+    h->config = config ? *config : gemrun_config_default();
+    h->path = strdup(path);
+    h->kernel = h->config.kernel ? strdup(h->config.kernel) : NULL;
+    bool copied = h->path && !h->kernel == !h->config.kernel;
+    h->config.kernel = h->kernel; /* the caller's text may be gone at the next open */
+    if (copied)
+        return h;
+    gemrun_handle_close(h);
+    return NULL;
+}
+
 gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
                                  const gemrun_config *config)
 {
@@ -443,23 +560,12 @@ gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *path,
     if (!out || !path)
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give a place and a path");
     *out = NULL;
-    gemrun_handle_t *h = calloc(1, sizeof *h);
-    char *kept = h ? strdup(path) : NULL;
-    if (!kept) {
-        free(h);
+    if (config && config->size != sizeof *config)
+        return gs_refuse(GEMRUN_E_ARGUMENT, "config",
+                         "its size is not gemrun_config's; start from gemrun_config_default");
+    gemrun_handle_t *h = new_handle(path, config);
+    if (!h)
         return gs_refuse(GEMRUN_E_MAP, path, "no memory left for a handle; free some");
-    }
-    pthread_condattr_t steady;
-    pthread_condattr_init(&steady);
-    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
-    pthread_mutex_init(&h->lock, NULL);
-    pthread_mutex_init(&h->changing, NULL);
-    pthread_cond_init(&h->changed, &steady);
-    pthread_condattr_destroy(&steady);
-    h->path = kept;
-    h->pace = (gs_pace){.decode.duty = FULL_DUTY, .prefill.duty = FULL_DUTY,
-                        .since = gs_now()};
-    h->config = config ? *config : gemrun_config_default();
     h->model = open_model(h, path, false, &st);
     if (!h->model) {
         gemrun_handle_close(h);
@@ -474,17 +580,21 @@ void gemrun_handle_close(gemrun_handle_t *h)
 {
     if (!h)
         return;
+    pthread_mutex_lock(&h->lock);
+    h->closing = true; /* the next step of a request ends it */
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
     gemrun_detach(h);
     pthread_mutex_lock(&h->lock);
-    h->closing = true;
-    pthread_cond_broadcast(&h->changed);
-    while (h->running > 0) /* their next step ends them */
+    while (h->inside > 0)
         pthread_cond_wait(&h->changed, &h->lock);
     pthread_mutex_unlock(&h->lock);
     free_model(h->model);
     pthread_cond_destroy(&h->changed);
+    pthread_mutex_destroy(&h->attaching);
     pthread_mutex_destroy(&h->changing);
     pthread_mutex_destroy(&h->lock);
+    free(h->kernel);
     free(h->path);
     free(h);
 }

@@ -15,9 +15,7 @@ typedef struct gs_facts { /* of a model, for the daemon; they outlive it */
 
 typedef struct gs_model { /* an open artifact; freed by whoever leaves it last */
     gemrun_context_t *ctx;
-    bool taken;       /* a request runs */
-    bool cancelled;   /* it is to end */
-    bool retired;     /* no longer the handle's */
+    bool cancelled;   /* the request on it is to end */
     gs_facts facts;
 } gs_model;
 
@@ -26,34 +24,49 @@ typedef struct gs_share { /* how much of the time, and of the threads, steps may
     uint32_t threads;  /* 0: as opened */
 } gs_share;
 
-typedef struct gs_pace {
+typedef struct gs_shares {
     gs_share decode, prefill;
+} gs_shares;
+
+typedef struct gs_pace {
+    gs_shares own, daemon, now; /* the program's, the daemon's, and the lower of both */
     uint64_t since;    /* begin of the step in flight, or of the time without a request */
     int64_t owed;      /* nanoseconds of sleep; below 0: slept ahead */
 } gs_pace;
+
+typedef struct gs_waiter { /* a request that waits for its turn, on its caller's stack */
+    struct gs_waiter *next;
+} gs_waiter;
 
 struct gs_channel;
 
 struct gemrun_handle {
     pthread_mutex_t lock;
-    pthread_cond_t changed;  /* a model is free, a pace is new, the handle closes */
-    gs_model *model;         /* NULL: disabled */
+    pthread_cond_t changed;  /* a turn ended, a pace is new, the handle closes, a caller left */
+    gs_model *model;         /* of the next request; NULL: disabled */
+    gs_model *riding;        /* of the request inside, replaced or not; NULL: none is inside */
+    gs_waiter *queue;        /* requests that wait, first come first served */
     gs_pace pace;
     gemrun_config config;
-    char *path;              /* of the newest model */
+    char *kernel;            /* the text that config points to */
+    char *path;              /* of the newest model; under changing */
     gs_facts facts;          /* its facts, kept while it is disabled */
     bool closing;
-    uint32_t running;        /* requests inside: one, and one more on a replaced model */
     bool asleep;             /* a step waits for its pace */
+    uint32_t inside;         /* callers that still use the handle: close waits for them */
     uint64_t requests, failed, replaced, steps;
     gemrun_stats last;
-    pthread_mutex_t changing; /* one replace, disable or enable at a time */
+    pthread_mutex_t changing;  /* one replace, disable or enable at a time */
+    pthread_mutex_t attaching; /* one attach or detach at a time */
     struct gs_channel *channel;
 };
 
 uint64_t gs_now(void); /* nanoseconds of a clock that never jumps */
 /* Set the calling thread's error text. Returns the code. */
 gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what);
+/* The daemon's pace, beside the program's own; the values are in range. */
+void gs_pace_by_daemon(gemrun_handle_t *h, gs_shares shares);
+#define GS_UNPACED ((gs_shares){{1000, 0}, {1000, 0}})
 
 bool gs_attached(const gemrun_handle_t *h); /* gs_channel.c; under the handle's lock */
 

@@ -161,7 +161,7 @@ static uint32_t digits(reader *r, uint64_t *value, bool *fits, int *scale)
     uint32_t n = 0;
     for (; r->at < r->end && *r->at >= '0' && *r->at <= '9'; r->at++, n++) {
         uint64_t digit = (uint64_t)(*r->at - '0');
-        if (*value > (UINT64_MAX - digit) / 10) { /* what does not fit only scales */
+        if (!*fits || *value > (UINT64_MAX - digit) / 10) { /* what does not fit only scales */
             *fits = false;
             *scale += 1;
         } else {
@@ -171,38 +171,65 @@ static uint32_t digits(reader *r, uint64_t *value, bool *fits, int *scale)
     return n;
 }
 
+/* value * 10^scale. Rounded once, and so correctly, up to 15 digits and 10^22 or 10^-22: beyond,
+ * it may be two of the last bit away. Too large is infinity, too small 0. */
+static double scaled(uint64_t value, int scale)
+{
+    enum { ONE_STEP = 300 }; /* 10^300 and its inverse are both far from the ends */
+    double x = (double)value;
+    if (value == 0 || scale >= 0)
+        return value == 0 ? 0 : x * pow(10.0, scale);
+    if (scale >= -ONE_STEP)
+        return x / pow(10.0, -scale);
+    return x / pow(10.0, ONE_STEP) / pow(10.0, -scale - ONE_STEP);
+}
+
+/* The power of ten behind an e, if there is one, added to the scale. */
+static bool exponent(reader *r, bool *whole, int *scale)
+{
+    enum { MOST = 1000000 }; /* more than a frame has digits to bring back */
+    uint64_t power = 0;
+    bool fits = true;
+    int over = 0;
+    if (r->at == r->end || (*r->at != 'e' && *r->at != 'E'))
+        return true;
+    r->at++;
+    *whole = false;
+    bool down = r->at < r->end && *r->at == '-';
+    r->at += r->at < r->end && (*r->at == '-' || *r->at == '+');
+    if (digits(r, &power, &fits, &over) == 0)
+        return false;
+    int n = !fits || power > MOST ? MOST : (int)power;
+    *scale += down ? -n : n;
+    return true;
+}
+
 static bool number(reader *r)
 {
     gs_value *v = add(r, GS_NUMBER);
     bool minus = *r->at == '-', fits = true, whole = true;
-    uint64_t value = 0, power = 0;
+    uint64_t value = 0;
     int scale = 0, lost = 0;
+    if (!v)
+        return false;
     r->at += minus;
     bool zero = r->at < r->end && *r->at == '0';
-    uint32_t n = v ? digits(r, &value, &fits, &scale) : 0;
-    if (n == 0 || (zero && n > 1))
-        return v ? fail(r, "a malformed number") : false;
-    if (r->at < r->end && *r->at == '.') {
+    uint32_t n = digits(r, &value, &fits, &scale);
+    bool good = n == 1 || (n > 0 && !zero);
+    if (good && r->at < r->end && *r->at == '.') {
         r->at++;
         whole = false;
         n = digits(r, &value, &fits, &lost);
         scale -= (int)n - lost;
-        if (n == 0)
-            return fail(r, "a malformed number");
+        good = n > 0;
     }
-    if (r->at < r->end && (*r->at == 'e' || *r->at == 'E')) {
-        r->at++;
-        whole = false;
-        bool down = r->at < r->end && *r->at == '-';
-        r->at += r->at < r->end && (*r->at == '-' || *r->at == '+');
-        int over = 0;
-        if (digits(r, &power, &fits, &over) == 0 || power > 400 || over > 0)
-            return fail(r, "a malformed number");
-        scale += down ? -(int)power : (int)power;
-    }
-    v->number = (minus ? -1.0 : 1.0) * (double)value * pow(10.0, scale);
+    if (!good || !exponent(r, &whole, &scale))
+        return fail(r, "a malformed number");
+    v->number = scaled(value, scale);
     v->is_whole = whole && fits && (!minus || value == 0);
     v->whole = v->is_whole ? value : 0;
+    if (minus)
+        v->number = -v->number;
     return isfinite(v->number) ? true : fail(r, "a number out of range");
 }
 
@@ -325,19 +352,22 @@ static void put(gs_out *o, const char *bytes, size_t size)
     o->size += size;
 }
 
+/* What is not UTF-8, as a file's name may be, becomes U+FFFD: the reader would refuse all of it. */
 static void put_string(gs_out *o, const char *text, size_t size)
 {
     static const char hex[] = "0123456789abcdef";
     put(o, "\"", 1);
-    for (size_t i = 0; i < size; i++) {
+    for (size_t i = 0, n; i < size; i += n) {
         unsigned char c = (unsigned char)text[i];
         char escaped[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+        n = utf8_size(text + i, text + size);
         if (c == '"' || c == '\\')
             put(o, (char[]){'\\', (char)c}, 2);
         else if (c < 32 || c == 127)
             put(o, escaped, 6);
         else
-            put(o, text + i, 1);
+            put(o, n > 0 ? text + i : "\xef\xbf\xbd", n > 0 ? n : 3);
+        n = n > 0 ? n : 1;
     }
     put(o, "\"", 1);
 }

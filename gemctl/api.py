@@ -373,6 +373,17 @@ class Api:
                 os.close(source)
             self._drop_empty(model)
 
+    async def model_stage(self, p: NameParams, call: Call) -> dict[str, Any]:
+        if len(call.caller.fds) != 1:
+            raise ApiError("bad_request", "model.stage: no file; give one")
+        model = self.models.add(p.name)
+        source = os.dup(call.caller.fds[0])
+        try:
+            return await replace.stage_only(self.models, model, source, call.tell)
+        finally:
+            os.close(source)
+            self._drop_empty(model)
+
     def _drop_empty(self, model: Model) -> None:
         """A name that was made for a first version that was refused is no model."""
         nothing = not model.slots() and not self.models.store.versions(model.name).present
@@ -526,6 +537,7 @@ METHODS: dict[str, Method] = {
     "model.disable": Method(MaybeName, Api.model_disable, True),
     "model.enable": Method(EnableParams, Api.model_enable, True),
     "model.switch": Method(SwitchParams, Api.model_switch, True),
+    "model.stage": Method(NameParams, Api.model_stage, True),
     "model.replace": Method(ReplaceParams, Api.model_replace, True),
     "throttle.set": Method(ThrottleParams, Api.throttle_set, True),
     "calibrate.thermal": Method(NoParams, Api.calibrate_thermal, True),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemctl import waiting
 from gemctl.config import ModelsConfig
 from gemctl.errors import ApiError
 from gemrun.format import spec
@@ -116,8 +117,8 @@ async def inspect(name: str, path: Path, config: ModelsConfig, root: Path) -> In
         env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), INSPECT_S)
-    except (asyncio.TimeoutError, TimeoutError):
+        output, _ = await waiting.within(INSPECT_S, process.communicate())
+    except TimeoutError:
         reason = f"{name}: not read within {INSPECT_S:g} s; check the disk"
         raise ApiError("timeout", reason) from None
     finally:

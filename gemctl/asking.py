@@ -182,6 +182,14 @@ def change_model(
         click.echo(get_help())
 
 
+def stage(session: Session, file: str, name: str) -> None:
+    """gemctl model stage FILE."""
+    from gemctl import render
+
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    session.watch("model.stage", render.phase, render.staged, fd, name=name)
+
+
 def name_of(session: Session, file: str) -> str | None:
     """For the first model of a device: a name made of the file's, where none is active."""
     if session.ask("stats")["model"] is not None:
@@ -296,3 +304,85 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--group", help="only devices of this group"),
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def broker(
+    host: str,
+    port: int,
+    username: str,
+    password_file: Path | None,
+    ca_file: Path | None,
+    insecure: bool,
+    site: str,
+) -> Any:
+    """The broker of a fleet command, checked as the daemon's is."""
+    from pydantic import ValidationError
+
+    from gemctl.config import MqttConfig
+
+    try:
+        return MqttConfig(
+            host=host,
+            port=port,
+            username=username,
+            password_file=password_file,
+            ca_file=ca_file,
+            insecure=insecure,
+            site=site,
+        )
+    except ValidationError as error:
+        wrong(str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, "))
+
+
+def fleet_status(session: Session, /, group: str | None, **given: Any) -> None:
+    """gemctl fleet status."""
+    import asyncio
+    import dataclasses
+
+    from gemctl import fleet, render
+    from gemctl.errors import ApiError
+
+    try:
+        found = asyncio.run(fleet.status(broker(**given), group or ""))
+    except ApiError as error:
+        fail(Refused(error.code, error.message))
+    session.show({"devices": [dataclasses.asdict(one) for one in found]}, render.devices)
+
+
+def fleet_rollout(
+    session: Session,
+    /,
+    name: str,
+    digest: str,
+    percent: float,
+    then: tuple[float, ...],
+    max_bad: int,
+    timeout_s: float,
+    group: str | None,
+    **given: Any,
+) -> None:
+    """gemctl fleet rollout; exit code 8 where it halted."""
+    import asyncio
+    import dataclasses
+
+    from gemctl import fleet, render
+    from gemctl.errors import ApiError
+
+    options = fleet.RolloutOptions(
+        broker=broker(**given),
+        name=name,
+        digest=digest,
+        percents=(percent, *then),
+        group=group or "",
+        max_bad=max_bad,
+        timeout_s=timeout_s,
+    )
+    try:
+        result = asyncio.run(
+            fleet.rollout(options, lambda p: session.say(render.progress(dataclasses.asdict(p))))
+        )
+    except ApiError as error:
+        fail(Refused(error.code, error.message))
+    session.show(dataclasses.asdict(result), render.rollout)
+    if result.action == "halt":
+        raise SystemExit(EXIT_CODES["failed"])

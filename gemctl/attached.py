@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl import artifact
+from gemctl import artifact, waiting
 from gemctl.channel import Channel, error_of
 from gemctl.config import ModelsConfig
 from gemctl.copying import Pace as CopyPace
@@ -47,7 +47,7 @@ class Attached:
 
     async def run(self, pace: Pace) -> None:
         """Follow its figures until it is gone. The channel is open."""
-        ready = await asyncio.wait_for(self.channel.ready, ANSWER_S)
+        ready = await waiting.within(ANSWER_S, self.channel.ready)
         if ready["event"] == "error":
             raise error_of(ready)
         self.facts = ready
@@ -56,8 +56,7 @@ class Attached:
         while not self.channel.closed.is_set():
             with contextlib.suppress(ApiError):
                 self.figures = await self.channel.request("stats", ANSWER_S)
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self.channel.closed.wait(), STATS_S)
+            await waiting.ended(self.channel.closed, STATS_S)
         self._hub.publish("program.gone", model=self.name, pid=self.pid)
 
     def brief(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from gemctl import waiting
 from gemctl.errors import ApiError, Code
 
 FRAME_MOST = 1 << 18  # bytes, both ways
@@ -152,9 +153,9 @@ class Channel:
 
     async def _cancel(self, number: int, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
         """End a request, and wait until the engine is free for the next one."""
-        with contextlib.suppress(ApiError, asyncio.TimeoutError, TimeoutError):
+        with contextlib.suppress(ApiError, TimeoutError):
             self.send("cancel", id=number)
-            while (event := await asyncio.wait_for(queue.get(), CANCEL_S)) is not None:
+            while (event := await waiting.within(CANCEL_S, queue.get())) is not None:
                 if event["event"] in ENDS:
                     return
 
@@ -171,7 +172,7 @@ class Channel:
             raise ApiError("failed", f"{self.name}: no answer to {op}; try again")
 
         try:
-            return await asyncio.wait_for(first(), timeout_s)
-        except (asyncio.TimeoutError, TimeoutError):
+            return await waiting.within(timeout_s, first())
+        except TimeoutError:
             reason = f"{self.name}: no answer to {op} within {timeout_s:g} s; try again"
             raise ApiError("timeout", reason) from None

@@ -128,7 +128,7 @@ def info(session: Session) -> None:
 @click.option("--allow-layout-change", is_flag=True, help="another kv_cache_size or layout is fine")
 @click.option("--serial", is_flag=True, help="end the old one first where both do not fit")
 @click.pass_context
-def model(ctx: click.Context, **given: Any) -> None:
+def model(ctx: click.Context, /, **given: Any) -> None:
     """Disable, enable or replace a model; or one of the commands below."""
     if ctx.invoked_subcommand is None:
         asking.change_model(ctx.obj, ctx.get_help, **given)
@@ -147,6 +147,15 @@ def model_list(session: Session) -> None:
 def model_status(session: Session, name: str | None) -> None:
     """One model: versions, worker, the newest replacement."""
     session.show(session.ask("model.status", name=name), render.model)
+
+
+@model.command("stage")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--name", required=True, help="the model")
+@pass_session
+def model_stage(session: Session, file: str, name: str) -> None:
+    """Copy a version into the store and check it; a replace by its --digest comes later."""
+    asking.stage(session, file, name)
 
 
 @model.command("load")
@@ -222,7 +231,7 @@ def switch_model(session: Session, name: str) -> None:
 @click.option("--deadline-ms", type=click.IntRange(1))
 @click.option("--priority", type=click.Choice(["high", "normal", "low"]), default="normal")
 @pass_session
-def generate(session: Session, **given: Any) -> None:
+def generate(session: Session, /, **given: Any) -> None:
     """Ask a model; - reads the prompt from stdin."""
     asking.generate(session, **given)
 
@@ -240,7 +249,7 @@ def generate(session: Session, **given: Any) -> None:
 @click.option("--for", "lasting", metavar="TIME", help="90s, 10m or 2h; then as before")
 @click.option("--reset", is_flag=True, help="back to the configuration")
 @pass_session
-def throttle(session: Session, **given: Any) -> None:
+def throttle(session: Session, /, **given: Any) -> None:
     """Show or change the throttle."""
     asking.throttle(session, **given)
 
@@ -304,7 +313,7 @@ def fleet() -> None:
 @fleet.command("status")
 @asking.fleet_options
 @pass_session
-def fleet_status(session: Session, **given: Any) -> None:
+def fleet_status(session: Session, /, **given: Any) -> None:
     """The devices of a site or group and their models."""
     asking.fleet_status(session, **given)
 
@@ -318,7 +327,7 @@ def fleet_status(session: Session, **given: Any) -> None:
 @click.option("--max-bad", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=600.0, show_default=True)
 @pass_session
-def fleet_rollout(session: Session, **given: Any) -> None:
+def fleet_rollout(session: Session, /, **given: Any) -> None:
     """Replace a model stage by stage; halts by itself where devices roll back."""
     asking.fleet_rollout(session, **given)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gemctl.errors import ApiError
 
@@ -21,6 +21,7 @@ else:
     import tomli as tomllib
 
 MAX_BYTES = 256 * 1024
+FIXED = ("daemon", "metrics", "mqtt", "sensors", "worker")  # tables that need a restart
 Celsius = Annotated[float, Field(ge=-40, le=150)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Mode = Literal["performance", "balanced", "aggressive", "conservative", "silent", "off"]
@@ -124,6 +125,13 @@ class MqttConfig(Part):
     home_assistant: bool = False
     on_loss: Literal["keep", "conservative"] = "keep"
 
+    @field_validator("device")
+    @classmethod
+    def _no_reserved_word(cls, device: str) -> str:
+        if device in ("group", "reply"):
+            raise ValueError(f"{device} is a word of the topics; choose another name")
+        return device
+
     @model_validator(mode="after")
     def _plain_stays_here(self) -> MqttConfig:
         local = self.host in ("", "localhost", "::1") or self.host.startswith("127.")
@@ -200,9 +208,8 @@ def load(path: Path | None) -> Config:
 
 def restart_needed(old: Config, new: Config) -> list[str]:
     """Dotted keys that differ and that a running daemon cannot take over."""
-    fixed = ("daemon", "metrics", "sensors", "worker")
     changed: list[str] = []
-    for table in fixed:
+    for table in FIXED:
         before: dict[str, Any] = getattr(old, table).model_dump()
         after: dict[str, Any] = getattr(new, table).model_dump()
         changed += [f"{table}.{key}" for key in before if before[key] != after[key]]

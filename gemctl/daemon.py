@@ -27,7 +27,7 @@ from typing import Any
 
 from gemctl import config as config_
 from gemctl import metrics as metrics_
-from gemctl import mqtt, replace, server, web
+from gemctl import mqtt, replace, server, waiting, web
 from gemctl import power as power_
 from gemctl.api import Api
 from gemctl.attached import Attached
@@ -47,6 +47,7 @@ VERSION = "0.1.0"
 LOG_KEPT = 500
 EVERY_S = 1.0  # history, flash and watchdog
 STOP_S = 10.0
+GOODBYE_S = 2.0
 
 
 class Daemon:
@@ -84,6 +85,7 @@ class Daemon:
         self.api = Api(self)
         self.attached: dict[str, Attached] = {}
         self.bridge: Any = None
+        self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []
         self.reloading: asyncio.Future[None] | None = None
 
@@ -150,10 +152,12 @@ class Daemon:
             raise
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(self.models.stop(), STOP_S)
+        with contextlib.suppress(TimeoutError):
+            await waiting.within(STOP_S, self.models.stop())
         for program in self.attached.values():
             await program.channel.close()
+        if self.bridge is not None:  # it ends by itself: its last word is "offline"
+            await waiting.ended(self.bridge_ended, GOODBYE_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -216,7 +220,10 @@ class Daemon:
             for topic in self.sensors.topics
         }
         self.bridge = mqtt.bridge(self.config.mqtt, self.api, self.hub, taps=taps)
-        await self.bridge.run(self.stop)
+        try:
+            await self.bridge.run(self.stop)
+        finally:
+            self.bridge_ended.set()
 
     async def _follow(self) -> None:
         """Every event is counted, and logged where a person will want to know of it."""
@@ -289,7 +296,7 @@ class Daemon:
     async def _serve_program(self, program: Attached) -> None:
         try:
             await program.run(self.models.pace)
-        except (ApiError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError) as error:
+        except (ApiError, TimeoutError, asyncio.CancelledError) as error:
             self.log(f"{program.name}: attached program ended: {error or type(error).__name__}")
         finally:
             await program.channel.close()
@@ -431,9 +438,7 @@ class Daemon:
         """Read the configuration again; what needs a restart keeps its old value."""
         new = config_.load(self.path)
         kept = config_.restart_needed(self.config, new)
-        merged = new.model_copy(
-            update={t: getattr(self.config, t) for t in ("daemon", "metrics", "sensors", "worker")}
-        )
+        merged = new.model_copy(update={t: getattr(self.config, t) for t in config_.FIXED})
         self.config = self.models.config = self.throttle.config = merged
         for model in self.models.models.values():
             model.turns.most = merged.models.queue

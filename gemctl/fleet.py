@@ -10,7 +10,6 @@ count as good. The version itself reaches the devices by other means, before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
 import os
@@ -21,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.core.policy import Counts, decide_rollout
 from gemctl.errors import ApiError
@@ -260,8 +260,7 @@ class _Rollout:
         """For news, the loss of the broker, or the next device that has been silent too long."""
         heard = [d.heard for d in self.devices.values() if d.outcome == "running"]
         left = min(heard, default=time.monotonic()) + self.options.timeout_s - time.monotonic()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.news.wait(), max(0.01, left))
+        await waiting.ended(self.news, max(0.01, left))
         self.link.check()
 
     def _rows(self) -> list[Row]:

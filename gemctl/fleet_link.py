@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.mqtt_client import Link, LinkError
@@ -99,8 +100,7 @@ class FleetLink:
             await self._link.send(Item(self._inbox, b'{"id":"mark"}'))
         except LinkError as error:
             raise self._unusable(error) from None
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._marked.wait(), seconds)
+        await waiting.ended(self._marked, seconds)
 
     def send(self, device: str, method: str, params: Mapping[str, Any], handler: Handler) -> None:
         """Send a command; every reply to it goes to the handler."""
@@ -131,8 +131,8 @@ class FleetLink:
 
         self.send(device, method, params, take)
         try:
-            return await asyncio.wait_for(answer, seconds)
-        except asyncio.TimeoutError:
+            return await waiting.within(seconds, answer)
+        except TimeoutError:
             self.check()
             return None
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Literal
 
+from gemctl import waiting
 from gemctl.config import HooksConfig
 from gemctl.events import EventHub
 
@@ -28,8 +29,8 @@ async def run(
         )
         code: int | str
         try:
-            code = await asyncio.wait_for(process.wait(), config.timeout_s)
-        except (asyncio.TimeoutError, TimeoutError):
+            code = await waiting.within(config.timeout_s, process.wait())
+        except TimeoutError:
             process.kill()
             await process.wait()
             code = f"killed after {config.timeout_s:g} s"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemctl import artifact, machine
+from gemctl import artifact, machine, waiting
 from gemctl.config import Config
 from gemctl.core import policy, slots
 from gemctl.errors import ApiError
@@ -27,6 +27,7 @@ from gemctl.store import Store, check_name
 from gemctl.turns import Engine, Turns
 from gemctl.worker import Worker
 
+YIELD_S, YIELD_LOOK_S = 10.0, 0.05  # a less urgent model waits so long; between two looks
 RETRIES = 1  # of a request whose worker ended under it
 
 
@@ -38,6 +39,9 @@ class Pace:
     threads: int = 0
     prefill_duty: float = 1.0
     prefill_threads: int = 0
+
+
+HALTED = Pace(duty=0.0, prefill_duty=0.0)
 
 
 class Slot(Engine):
@@ -56,6 +60,8 @@ class Slot(Engine):
         self.prefilling = False  # a prompt is read: its first token is not here yet
         self.failures = 0  # of requests, since it serves
         self.answers = 0
+        self.told: Pace | None = None  # the pace that its worker keeps
+        self.yielded_s: float | None = None  # since when it waits for a more urgent model
         self.watch: asyncio.Task[None] | None = None
         self._hub = hub
 
@@ -147,7 +153,7 @@ class Models:
         self.pace = Pace()
         self.max_new_tokens: int | None = None
         self.state = state.load().state
-        self._changing = asyncio.Lock()  # admission and start, one at a time
+        self._yielding: asyncio.Task[None] | None = None
 
     # ---- names ----
 
@@ -210,9 +216,11 @@ class Models:
     # ---- memory ----
 
     def in_use(self) -> set[str]:
-        """Digests that must not be deleted."""
+        """Digests that must not be deleted: loaded, on probation, or wanted at the next start."""
         slots_ = [slot for model in self.models.values() for slot in model.slots()]
-        return {slot.digest for slot in slots_}
+        wanted = {model.digest for model in self.state.models.values() if model.digest}
+        trial = {self.state.trial.digest} if self.state.trial is not None else set()
+        return {slot.digest for slot in slots_} | wanted | trial
 
     def held(self, without: Slot | None = None) -> list[policy.Held]:
         """What is loaded."""
@@ -245,15 +253,16 @@ class Models:
             await worker.stop(grace_s=0)
             raise
         slot.move("loaded", "worker is ready")
-        slot.watch = asyncio.create_task(self._watch(slot, worker))
+        if slot.watch is None:
+            slot.watch = asyncio.create_task(self._watch(slot))
 
     async def stop_worker(self, slot: Slot) -> None:
         """End its worker, whatever it does; the memory is free when this returns."""
+        watch, slot.watch = slot.watch, None
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()  # first: it may be starting a worker again
+            await asyncio.gather(watch, return_exceptions=True)
         worker, slot.worker = slot.worker, None
-        if slot.watch is not None and slot.watch is not asyncio.current_task():
-            slot.watch.cancel()
-            await asyncio.gather(slot.watch, return_exceptions=True)
-            slot.watch = None
         if worker is not None:
             await worker.stop()
 
@@ -276,38 +285,39 @@ class Models:
                 pass
             await worker.reset()
             times["warmup_ms"] = (self.clock() - started) * 1e3
+        slot.told = self.pace
         await worker.pace(**vars(self.pace))
         slot.move("warmed", "warm-up passed")
         return times
 
-    async def _watch(self, slot: Slot, worker: Worker) -> None:
-        """A worker that ends by itself: start it again, or give its slot up."""
-        await worker.ended.wait()
-        if worker.stopping or slot.worker is not worker:
-            return
-        slot.worker = None
-        what = worker.epitaph()
-        self.hub.publish(
-            "worker.exit",
-            model=slot.name,
-            digest=slot.digest[:12],
-            code=worker.exit_code,
-            text=what,
-        )
-        slot.crashes = slot.crashes.add(self.clock())
-        if self.models[slot.name].candidate is slot:  # its replacement fails, and cleans up
-            return
+    async def _watch(self, slot: Slot) -> None:
+        """For a slot's life: a worker that ends by itself is started again, or given up."""
+        while slot.worker is not None:
+            worker = slot.worker
+            await worker.ended.wait()
+            if worker.stopping or slot.worker is not worker:
+                return
+            slot.worker = None
+            what = worker.epitaph()
+            self.hub.publish(
+                "worker.exit",
+                model=slot.name,
+                digest=slot.digest[:12],
+                code=worker.exit_code,
+                text=what,
+            )
+            slot.crashes = slot.crashes.add(self.clock())
+            if self.models[slot.name].candidate is slot:
+                return  # its replacement fails, and cleans up
+            await self._restart(slot, what)
+
+    async def _restart(self, slot: Slot, why: str) -> None:
+        """Until it serves as before, or was given up. Nobody who waits is turned away meanwhile."""
         served = slot.state == "serving"
         if served:
-            self.models[slot.name].turns.serve(None)  # those who wait, wait on
-        slot.move("crash", what)
-        if slot.state == "empty":
-            slot.idle.set()
-            return
-        await self._restart(slot, served)
-
-    async def _restart(self, slot: Slot, served: bool) -> None:
-        while True:
+            self.models[slot.name].turns.serve(None)
+        slot.move("crash", why)
+        while slot.state == "loading":
             if slot.crashes.is_faulted(self.clock()):
                 slot.move("give_up", f"{len(slot.crashes.times_s)} crashes")
                 self.give_up(slot)
@@ -316,19 +326,18 @@ class Models:
             slot.move("restart", "after a crash")
             self.hub.publish("worker.restart", model=slot.name, digest=slot.digest[:12])
             self.metrics.worker_restart(slot.name)
-            slot.watch = None
             try:
                 await self.start_worker(slot)
                 await self.warm(slot, self.config.models.warmup_prompt, tests=False)
             except ApiError as error:
-                await self.stop_worker(slot)
+                worker, slot.worker = slot.worker, None
+                if worker is not None:
+                    await worker.stop(grace_s=0)
                 slot.crashes = slot.crashes.add(self.clock())
-                if slot.state == "warming":
+                with contextlib.suppress(ApiError):  # out of warming; in loading it is already
                     slot.move("crash", error.message)
-                continue
-            if served:
-                self.activate(slot, "back after a crash")
-            return
+        if served and slot.state == "standby":
+            self.activate(slot, "back after a crash")
 
     def give_up(self, slot: Slot) -> None:
         """A slot is faulted: nobody waits for it any longer."""
@@ -428,8 +437,7 @@ class Models:
         started = self.clock()
         if slot.state in ("serving", "standby"):
             slot.move("drain", cause)
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(slot.idle.wait(), self.config.models.drain_s)
+        await waiting.ended(slot.idle, self.config.models.drain_s)
         await self.stop_worker(slot)
         if slot.state == "draining":
             slot.move("drained", cause)
@@ -500,9 +508,47 @@ class Models:
     async def set_pace(self, pace: Pace) -> None:
         """Tell every worker. One that does not answer is its heartbeat's business."""
         self.pace = pace
-        workers = [s.worker for m in self.models.values() for s in m.slots() if s.worker]
-        asks = [worker.pace(**vars(pace)) for worker in workers if worker.alive]
+        await self._pace_all()
+
+    def _pace_of(self, model: Model, slot: Slot) -> Pace:
+        """The throttle's pace; none at all while a request of a more urgent model runs.
+
+        After YIELD_S such a request goes on beside it: nothing waits for ever.
+        """
+        urgent = any(
+            other.priority < model.priority and any(s.busy for s in other.slots())
+            for other in self.models.values()
+        )
+        waited = self.clock() - slot.yielded_s if slot.yielded_s is not None else 0.0
+        if not (urgent and slot.busy and waited < YIELD_S):
+            slot.yielded_s = None if not urgent else slot.yielded_s
+            return self.pace
+        slot.yielded_s = self.clock() if slot.yielded_s is None else slot.yielded_s
+        return HALTED
+
+    async def _pace_all(self) -> None:
+        """Send its pace to every worker whose pace has changed."""
+        pairs = [(m, s) for m in self.models.values() for s in m.slots()]
+        asks = [self._pace_one(model, slot) for model, slot in pairs]
         await asyncio.gather(*asks, return_exceptions=True)
+
+    async def _pace_one(self, model: Model, slot: Slot) -> None:
+        worker, pace = slot.worker, self._pace_of(model, slot)
+        if worker is not None and worker.alive and slot.told != pace:
+            slot.told = pace
+            await worker.pace(**vars(pace))
+
+    def turns_changed(self) -> None:
+        """A request begins or has ended: less urgent models wait, or go on."""
+        several = len({model.priority for model in self.models.values()}) > 1
+        if several and (self._yielding is None or self._yielding.done()):
+            self._yielding = asyncio.create_task(self._yield())
+
+    async def _yield(self) -> None:
+        await self._pace_all()
+        while any(s.yielded_s is not None for m in self.models.values() for s in m.slots()):
+            await asyncio.sleep(YIELD_LOOK_S)
+            await self._pace_all()
 
     # ---- what the throttle asks and does ----
 
@@ -581,6 +627,7 @@ class Models:
                         "failed", f"{model.name}: replaced under this request; ask again"
                     )
                 digest = engine.digest
+                self.turns_changed()
                 try:
                     async for event in self._run(engine, fields, sent):
                         sent += event["event"] == "token"
@@ -588,11 +635,13 @@ class Models:
                     return
                 except ApiError as error:
                     died = error.code == "failed" and not (engine.worker and engine.worker.alive)
-                    engine.failures += 1
+                    engine.failures += error.code == "failed"  # the caller's mistakes are not its
                     if not died or attempt == RETRIES:
                         model.figures.failed += 1
                         self.metrics.request(model.name, error.code)
                         raise
+                finally:
+                    asyncio.get_running_loop().call_soon(self.turns_changed)
 
     async def _run(
         self, slot: Slot, fields: dict[str, Any], skip: int

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.events import Event, EventHub
@@ -203,8 +204,7 @@ class Bridge:
             self._choose(error)
             self._clean = self._clean or error.damaged
             if not error.unsupported or self._config.protocol != "auto":
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(stop.wait(), self._backoff.next())
+                await waiting.ended(stop, self._backoff.next())
 
     def _choose(self, error: LinkError) -> None:
         """The next attempt's protocol, where it is ours to choose: 5, unless that is not spoken."""
@@ -340,8 +340,8 @@ class Bridge:
         deadline = time.monotonic() + GOODBYE_S
         while not self._outbox.empty and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        with contextlib.suppress(LinkError, asyncio.TimeoutError):
+        with contextlib.suppress(LinkError, TimeoutError):
             last = Item(self.topics.own("status"), OFFLINE, retain=True, queue="")
-            await asyncio.wait_for(link.send(last), GOODBYE_S)
-            await asyncio.wait_for(link.close(), GOODBYE_S)
+            await waiting.within(GOODBYE_S, link.send(last))
+            await waiting.within(GOODBYE_S, link.close())
         self._up.clear()

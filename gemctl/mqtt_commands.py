@@ -39,7 +39,14 @@ READ = frozenset(
 WRITE = frozenset(
     {
         *("model.load", "model.unload", "model.pin", "model.priority", "model.rollback"),
-        *("model.clear", "model.disable", "model.enable", "model.switch", "model.replace"),
+        *(
+            "model.clear",
+            "model.disable",
+            "model.enable",
+            "model.switch",
+            "model.replace",
+            "model.stage",
+        ),
         *(
             "throttle.set",
             "generate",

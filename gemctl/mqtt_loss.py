@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
+from gemctl import waiting
 from gemctl.errors import ApiError
 from gemctl.service import Caller, Service
 
@@ -53,8 +53,7 @@ class LossGuard:
             await self._call("throttle.set", {"mode": mode, "for_s": BACK_S})
 
     async def _comes_up(self, seconds: float) -> bool:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._up.wait(), seconds)
+        await waiting.ended(self._up, seconds)
         return self._up.is_set()
 
     async def _mode(self) -> str | None:

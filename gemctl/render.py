@@ -230,3 +230,40 @@ def reloaded(found: dict[str, Any]) -> str:
     """gemctl config reload."""
     rest = ", ".join(found["restart_needed"])
     return "reloaded" + (f"; needs a restart: {rest}" if rest else "")
+
+
+def staged(found: dict[str, Any]) -> str:
+    """gemctl model stage."""
+    digest = found["digest"]
+    return (
+        f"{digest}\nin the store; gemctl model --replace does not need the file any more: "
+        f"gemctl model --name {found['model']} --digest {digest[:12]}"
+    )
+
+
+def devices(found: dict[str, Any]) -> str:
+    """gemctl fleet status."""
+    if not found["devices"]:
+        return "no device there; check --site and --group"
+    rows = [["device", "", "model", "version", "state", "throttle"]]
+    for d in found["devices"]:
+        online = "online" if d["online"] else "offline"
+        level = UNKNOWN if d["throttle_level"] is None else f"level {d['throttle_level']}"
+        digest = (d["digest"] or UNKNOWN)[:12]
+        state = d["state"] or UNKNOWN
+        rows.append([d["device"], online, d["model"] or UNKNOWN, digest, state, level])
+    return table(rows)
+
+
+def progress(found: dict[str, Any]) -> str:
+    """A step of a rollout."""
+    name = found["device"] or "rollout"
+    return f"  {name:<24} {found['outcome'] or '':<8} {found['detail']}".rstrip()
+
+
+def rollout(found: dict[str, Any]) -> str:
+    """gemctl fleet rollout."""
+    rows = [["device", "outcome", "seconds", ""]]
+    for row in found["rows"]:
+        rows.append([row["device"], row["outcome"], number(row["seconds"]), row["detail"] or ""])
+    return f"{table(rows)}\n{found['action']}: {found['sentence']}"

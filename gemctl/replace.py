@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl import artifact, hooks, machine
+from gemctl import artifact, hooks, machine, waiting
 from gemctl.copying import Pace as CopyPace
 from gemctl.core import policy
 from gemctl.errors import ApiError
@@ -210,8 +210,7 @@ async def _flip(r: Replacement, slot: Slot, probation: bool) -> None:
 async def _drain(r: Replacement, old: Slot) -> None:
     """Wait for the old one's request; keep it warm for a rollback where memory allows."""
     models = r.models
-    with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-        await asyncio.wait_for(old.idle.wait(), models.config.models.drain_s)
+    await waiting.ended(old.idle, models.config.models.drain_s)
     if old.busy:  # longer than allowed: its request fails, and may be sent again
         await models.stop_worker(old)
         old.move("drained", "drain timeout")
@@ -302,14 +301,28 @@ async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
 async def _retire(models: Models, slot: Slot, why: str) -> None:
     if slot.state == "serving":
         slot.move("drain", why)
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(slot.idle.wait(), models.config.models.drain_s)
+        await waiting.ended(slot.idle, models.config.models.drain_s)
     await models.stop_worker(slot)
     with contextlib.suppress(ApiError):
         slot.move("drained" if slot.state == "draining" else "fail", why)
 
 
 # ---- what the API calls ----
+
+
+async def stage_only(models: Models, model: Model, descriptor: int, tell: Tell) -> dict[str, Any]:
+    """Copy an open file into the store and check it, for a later replace by its digest."""
+    with models.changing(model, "a staging"):
+        r = Replacement(models, model, tell)
+        r.begin()
+        digest = await stage(r, descriptor)
+        slot = models.new_slot(model.name, digest)
+        try:
+            await _verify(r, slot)
+        except ApiError as error:
+            await asyncio.to_thread(models.store.mark_bad, model.name, digest, error.message[:200])
+            raise
+    return {"model": model.name, "digest": digest, "phases_ms": r.phases}
 
 
 async def run(

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from gemctl import waiting
 from gemctl.config import DaemonConfig
 from gemctl.errors import ApiError
 from gemctl.service import Caller, Service
@@ -147,8 +148,8 @@ class Connection:
             started = started or (self._loop.time() if self._buffer else None)
             wait = None if started is None else started + LINE_S - self._loop.time()
             try:
-                data, fds = await asyncio.wait_for(self._some(), wait)
-            except (asyncio.TimeoutError, TimeoutError, OSError):
+                data, fds = await waiting.within(wait, self._some())
+            except (TimeoutError, OSError):
                 return None
             self._fds += fds
             if not data:
@@ -241,8 +242,8 @@ class Connection:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
             async with self._sending:
-                await asyncio.wait_for(self._loop.sock_sendall(self._sock, line), SEND_S)
-        except (asyncio.TimeoutError, TimeoutError, OSError):
+                await waiting.within(SEND_S, self._loop.sock_sendall(self._sock, line))
+        except (TimeoutError, OSError):
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             return False
@@ -268,8 +269,21 @@ def _is_served(path: Path) -> bool:
     return True
 
 
+def _given_by_systemd() -> socket.socket | None:
+    """The socket of gemctl.socket, where systemd started us through it."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    sock = socket.socket(fileno=3)
+    os.set_inheritable(3, False)
+    sock.setblocking(False)
+    return sock
+
+
 def listen(config: DaemonConfig) -> socket.socket:
     """The listening socket, 0660 for the read group. Raises ApiError: in use, or no such folder."""
+    given = _given_by_systemd()
+    if given is not None:
+        return given
     path = config.socket
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

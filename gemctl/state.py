@@ -67,7 +67,6 @@ class ThrottleState(Part):
     temp_c: Celsius | None = None
     duty: Annotated[float, Field(gt=0, le=1)] | None = None  # at most, share of the time
     external: tuple[Annotated[str, Field(max_length=256)], ...] | None = None
-    until: Annotated[float, Field(ge=0)] | None = None  # s since 1970; then all of it is over
 
 
 class Trial(Part):
@@ -155,14 +154,6 @@ def with_throttle(state: State, **changes: Any) -> State:
     except ValidationError as error:
         raise _wrong("throttle", error) from None
     return state.model_copy(update={"throttle": throttle})
-
-
-def expire_throttle(state: State, now: float) -> State:
-    """The same state, without a throttle policy whose time (`until`, s since 1970) is over."""
-    until = state.throttle.until
-    if until is None or now < until:
-        return state
-    return state.model_copy(update={"throttle": ThrottleState()})
 
 
 def begin_trial(state: State, name: str, digest: str, tries: int = TRIES) -> State:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import power as power_
+from gemctl import waiting
 from gemctl.config import Config
 from gemctl.core import predict
 from gemctl.core import throttle as core
@@ -27,7 +28,7 @@ from gemctl.metrics import Metrics
 from gemctl.models import Models, Pace
 from gemctl.powerd_client import PowerdClient
 from gemctl.sensors import Reading, Sensors
-from gemctl.state import ThrottleState, expire_throttle, with_throttle
+from gemctl.state import ThrottleState, with_throttle
 
 FAST_S, SLOW_S = 0.1, 0.5
 ENERGY_S = 60.0  # window of the energy per token
@@ -60,6 +61,7 @@ class Throttle:
         self.decision: core.Decision | None = None
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
+        self._brief: tuple[ThrottleState, float] | None = None  # with its end, s since 1970
         self._state = core.start(self.settings())
         self._clusters = power_.clusters(config.sensors.sysfs_root)
         self._wake = asyncio.Event()
@@ -74,8 +76,12 @@ class Throttle:
 
     @property
     def wanted(self) -> ThrottleState:
-        """What callers asked for, if its time is not over."""
-        return expire_throttle(self.models.state, time.time()).throttle
+        """What callers asked for; for a while something else, where that was asked for."""
+        kept = self.models.state.throttle
+        if self._brief is None or time.time() >= self._brief[1]:
+            return kept
+        over = self._brief[0].model_dump(exclude_none=True)
+        return kept.model_copy(update=over)
 
     @property
     def mode(self) -> str:
@@ -120,24 +126,33 @@ class Throttle:
         external: list[str] | None,
         reset: bool,
     ) -> dict[str, Any]:
-        """Change the policy; it is kept over a restart unless it has an end. Raises ApiError."""
+        """Change the policy; it is kept over a restart unless it has an end. Raises ApiError.
+
+        What is asked for a while lies over what is kept; the next change takes it away.
+        """
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
         if external is not None:
             self.sensors.set_external([*self.config.sensors.external, *external])
             self._has_sensor = None
             changes["external"] = tuple(external)
+        self._brief = None
         if for_s is not None:
-            changes["until"] = time.time() + for_s
+            self._brief = (ThrottleState(**changes), time.time() + for_s)
+        else:
+            self._keep(changes, reset)
+        await self.tick()
+        self._wake.set()
+        return self.describe()
+
+    def _keep(self, changes: dict[str, Any], reset: bool) -> None:
         state = self.models.state
         if reset:
             state = state.model_copy(update={"throttle": ThrottleState()})
             self.sensors.set_external(self.config.sensors.external)
+            self._has_sensor = None
         self.models.state = with_throttle(state, **changes)
         self.models.state_file.save(self.models.state)
-        await self.tick()
-        self._wake.set()
-        return self.describe()
 
     def describe(self) -> dict[str, Any]:
         """What is wanted and what is done."""
@@ -157,7 +172,7 @@ class Throttle:
             "faults": [list(fault) for fault in d.sensor_faults] if d else [],
             "powerd": self.powerd.present,
             "external": list(self.wanted.external or self.config.sensors.external),
-            "until": self.wanted.until,
+            "until": self._brief[1] if self._brief and time.time() < self._brief[1] else None,
         }
 
     # ---- the loop ----
@@ -172,8 +187,7 @@ class Throttle:
         while True:
             await self.tick()
             fast = bool(self.config.sensors.external or self.wanted.external)
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), FAST_S if fast else SLOW_S)
+            await waiting.ended(self._wake, FAST_S if fast else SLOW_S)
             self._wake.clear()
 
     async def tick(self) -> None:
@@ -212,7 +226,9 @@ class Throttle:
         """All readings. A machine that has no sensor at all, and no threshold, has nothing to
         watch; with a threshold, the missing sensor is a fault."""
         readings = self.sensors.sample(now)
-        return [] if not self._any_sensor() and core.threshold(self.settings()) is None else readings
+        return (
+            [] if not self._any_sensor() and core.threshold(self.settings()) is None else readings
+        )
 
     def _trend(self) -> float | None:
         """Growth of the time per token over its long mean, while nothing of ours slows it."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from gemctl import waiting
 from gemctl.core import policy
 from gemctl.errors import ApiError
 
@@ -94,10 +95,10 @@ class Turns:
         self.pump()
         left = None if request.deadline_s is None else request.deadline_s - self._clock()
         try:
-            return await asyncio.wait_for(asyncio.shield(turn), left)
+            return await waiting.within(left, asyncio.shield(turn))
         except BaseException as error:
             self._give_up(one)
-            if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
+            if isinstance(error, TimeoutError):
                 late = ApiError("timeout", f"{self.name}: no turn before its deadline; try again")
                 raise late from None
             raise

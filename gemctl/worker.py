@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemctl import waiting
 from gemctl.channel import Channel, error_of
 from gemctl.config import WorkerConfig
 from gemctl.errors import ApiError
@@ -132,14 +133,14 @@ class Worker:
         assert self._channel is not None
         timeout = self.config.start_timeout_s
         try:
-            event = await asyncio.wait_for(asyncio.shield(self._channel.ready), timeout)
-        except (asyncio.TimeoutError, TimeoutError):
+            event = await waiting.within(timeout, asyncio.shield(self._channel.ready))
+        except TimeoutError:
             reason = f"{self.name}: its worker was not ready within {timeout:g} s; see the log"
             raise ApiError("timeout", reason) from None
         except asyncio.CancelledError:
             if not self._channel.closed.is_set():
                 raise
-            await asyncio.wait_for(self.ended.wait(), KILL_AFTER_S)
+            await waiting.within(KILL_AFTER_S, self.ended.wait())
             raise ApiError("failed", self.epitaph()) from None
         if event["event"] == "error":
             raise error_of(event)
@@ -218,8 +219,7 @@ class Worker:
                 and self._channel is not None
                 and self._channel.closed.is_set()
             ):
-                with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                    await asyncio.wait_for(self.ended.wait(), KILL_AFTER_S)
+                await waiting.ended(self.ended, KILL_AFTER_S)
                 raise ApiError("failed", self.epitaph()) from None
             raise
         finally:
@@ -265,8 +265,7 @@ class Worker:
         if self._channel is not None:
             await self._channel.close()
         if self._process is not None and not self.ended.is_set():
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), grace_s)
+            await waiting.ended(self.ended, grace_s)
             self.kill()
             await self.ended.wait()
         for task in self._tasks:

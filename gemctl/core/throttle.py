@@ -36,7 +36,8 @@ ENGAGE_S = 3.0  # after any change of the rung, before one more
 RELEASE_S = 15.0  # and before one less
 RELAPSE_S = 120.0  # a rung up so soon after one down: the next one down waits twice as long
 RELEASE_MOST_S = 600.0
-SPENT_S = 10.0  # a duty at its least shows in the line only after that
+SPENT_S = 5.0  # a duty at its least does not show in the line before that
+PAUSE_REST_S = 120.0  # a pause waits no longer, however often it came back
 PAUSE_LEAST_S = 60.0  # in a pause, before it may end without having cooled by the hysteresis
 FAULT_LEAST_S = 15.0  # the fail-safe lasts at least so long
 
@@ -237,7 +238,7 @@ class State:
     spent_s: float | None = None  # since when the duty has been at the rung's least
     last_s: float | None = None
     changed_s: float = -math.inf  # when the rung changed
-    released_s: float = -math.inf  # when it last went down
+    released_s: float | None = None  # when it last went down; None = it has gone up since
     rest_s: float = RELEASE_S  # before it may go down again
     fault_s: float = -math.inf  # when a sensor was last at fault
     power_w: float | None = None  # both filtered alike
@@ -455,7 +456,8 @@ def _climb(
     """The next rung, and why. With a faulty sensor nothing is released but a pause."""
     spent = state.duty <= _duty_least(state.level, settings) + 0.01
     since = state.spent_s if state.spent_s is not None else now_s
-    state = replace(state, spent_s=since if spent else None)
+    if spent != (state.spent_s is not None):
+        state = replace(state, spent_s=since if spent else None)
     rested, level = now_s - state.changed_s, state.level
     why = f"{view.temp_c:.1f} C, threshold {limit:g} C"
     if view.temp_c >= limit:
@@ -471,7 +473,8 @@ def _climb(
     if level == 0:
         return state, level, "cool"
     held = faulty and level < PAUSE
-    if rested >= state.rest_s and not held and _cooled(state, view, limit, settings, rested):
+    rest = state.rest_s if level < PAUSE else min(state.rest_s, PAUSE_REST_S)
+    if rested >= rest and not held and _cooled(state, view, limit, settings, rested):
         return state, _below(rungs, level), f"{why}: cooled"
     return state, level, why
 
@@ -508,10 +511,14 @@ def _to(state: State, level: int, now_s: float, actuators: Actuators) -> State:
     if level < state.level:
         # The rung below can do more: the duty goes on from where the power stays the same.
         ratio = _strength(actuators, LADDER[state.level]) / _strength(actuators, LADDER[level])
-        return replace(moved, released_s=now_s, begin=state.duty * ratio)
-    relapse = now_s - state.released_s < RELAPSE_S
-    rest = min(RELEASE_MOST_S, 2.0 * state.rest_s) if relapse else RELEASE_S
-    return replace(moved, released_s=-math.inf, rest_s=rest)
+        lasted = state.released_s is not None
+        rest = max(RELEASE_S, state.rest_s / 2.0) if lasted else state.rest_s
+        return replace(moved, released_s=now_s, begin=state.duty * ratio, rest_s=rest)
+    rest = state.rest_s
+    if state.released_s is not None:
+        relapse = now_s - state.released_s < RELAPSE_S
+        rest = min(RELEASE_MOST_S, 2.0 * rest) if relapse else RELEASE_S
+    return replace(moved, released_s=None, rest_s=rest)
 
 
 def _strength(actuators: Actuators, rung: Rung) -> float:

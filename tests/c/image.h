@@ -30,6 +30,7 @@ typedef struct image {
 } image;
 
 static uint64_t image_random_state = 1;
+static uint32_t image_context = CONTEXT; /* of the next image; at most CONTEXT */
 
 static inline uint32_t image_random(void) /* xorshift64* */
 {
@@ -123,16 +124,16 @@ static inline uint64_t make_tmpl(uint8_t *out)
 
 static inline uint64_t make_rope(uint8_t *out)
 {
-    gb_rope r = {HEAD_DIM / 2, CONTEXT, 64};
+    gb_rope r = {HEAD_DIM / 2, image_context, 64};
     memcpy(out, &r, sizeof r);
-    for (uint32_t p = 0; p < CONTEXT; p++) {
+    for (uint32_t p = 0; p < image_context; p++) {
         float *row = (float *)(void *)(out + 64) + p * HEAD_DIM;
         for (uint32_t i = 0; i < HEAD_DIM / 2; i++) { /* any rotation: (3/5, 4/5) or none */
             row[i] = (p + i) % 2 ? 0.6f : 1.0f;
             row[HEAD_DIM / 2 + i] = (p + i) % 2 ? 0.8f : 0.0f;
         }
     }
-    return 64 + CONTEXT * HEAD_DIM * sizeof(float);
+    return 64 + image_context * HEAD_DIM * sizeof(float);
 }
 
 typedef struct maker { /* TENS, SEGM and WHOT as they grow */
@@ -194,7 +195,7 @@ static inline void make_layers(maker *m, gb_layer *layers)
         *l = (gb_layer){.heads = 2, .kv_heads = 1, .head_dim = HEAD_DIM, .ffn = FFN,
                         .window = i % 2 ? 32 : 0, .score_scale = 0.25f, .kv_source = i,
                         .kv_group = 32, .kv_offset = kv, .tens_first = m->count};
-        l->kv_blocks = gr_kv_layer_blocks(CONTEXT, l->window);
+        l->kv_blocks = gr_kv_layer_blocks(image_context, l->window);
         l->kv_size = gr_kv_layer_size(GB_KV_INT8, l);
         kv += l->kv_size;
         add_tensor(m, GB_ROLE_ATTN_NORM, at, 1, HIDDEN, 0);
@@ -267,10 +268,12 @@ static inline image image_make(void)
     gb_plan plan[15];
     gb_thermal thermal = {0};
     gb_conf conf = {.layer_count = LAYERS, .hidden = HIDDEN, .vocab_rows = VOCAB, .rope_count = 1,
-                    .context = CONTEXT, .trained_context = CONTEXT, .chunk = CHUNK, .threads = 2,
+                    .context = image_context, .trained_context = image_context,
+                    .chunk = CHUNK, .threads = 2,
                     .kv_type = GB_KV_INT8, .flags = GB_CONFF_TIED, .norm_eps = 1e-6f,
                     .embed_scale = 1.0f, .temperature = 0.3f, .top_p = 0.85f,
-                    .repetition_penalty = 1.0f, .top_k = 64, .text_limit = 16 * CONTEXT + 4096,
+                    .repetition_penalty = 1.0f, .top_k = 64,
+                    .text_limit = 16 * image_context + 4096,
                     .family = "test", .name = "tiny"};
     CHECK(m.bytes != NULL);
     memset(m.bytes, 0, IMAGE_MAX);
@@ -319,7 +322,7 @@ static inline image image_make(void)
     h.ram_tables = gr_align(m.size, 4096) - h.ram_weights;
     h.ram_total = h.ram_weights + h.ram_arena + h.ram_kv + h.ram_tables + h.ram_engine +
                   h.ram_stacks;
-    uint32_t id[3 + 5 * LAYERS] = {conf.kv_type, CONTEXT, LAYERS};
+    uint32_t id[3 + 5 * LAYERS] = {conf.kv_type, image_context, LAYERS};
     for (uint32_t i = 0; i < LAYERS; i++) {
         const uint32_t one[] = {layers[i].kv_heads, HEAD_DIM, 32, layers[i].kv_blocks,
                                 layers[i].window};

@@ -17,7 +17,7 @@ from daemon import Daemon, answer_of, wait_for
 from gemctl.client import Refused
 
 PROMPT = "abc"
-SLOW = 0.001  # of the time: a tiny model's token takes 40 microseconds
+SLOW = 0.005  # of the time: a tiny model's token takes 40 microseconds
 OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
 
 
@@ -264,9 +264,7 @@ def test_nothing_is_lost_or_mixed_while_versions_change(
     assert daemon.call("stats")["requests"]["failed"] == 0
 
 
-def test_deadlines_are_kept_while_others_wait(
-    daemon: Daemon, versions: tuple[Path, Path]
-) -> None:
+def test_deadlines_are_kept_while_others_wait(daemon: Daemon, versions: tuple[Path, Path]) -> None:
     daemon.replace(versions[0], name="pilot")
     settled(daemon)
     daemon.call("throttle.set", duty=SLOW)
@@ -330,3 +328,40 @@ def test_the_duty_is_kept(daemon: Daemon, versions: tuple[Path, Path]) -> None:
 def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_urgent_model_holds_the_others_back(daemon: Daemon, versions: tuple[Path, Path]) -> None:
+    """While a request of the small model runs, the large one makes no token; then it goes on."""
+    daemon.replace(versions[0], name="commands")
+    daemon.replace(versions[1], name="text")
+    settled(daemon, "commands")
+    settled(daemon, "text")
+    daemon.gemctl("model", "priority", "commands", "0")
+    daemon.gemctl("model", "priority", "text", "5")
+    whole = answer_of(versions[1], PROMPT, 150)
+    daemon.call("throttle.set", duty=SLOW)
+    times: list[float] = []
+    found: list[str] = []
+
+    def ask() -> None:
+        with daemon.client() as client:
+            fields = {"model": "text", "prompt": PROMPT, "max_tokens": 150, "temperature": 0.0}
+            answer = client.call(
+                "generate",
+                {**fields, "ignore_stop_ids": True},
+                lambda event: times.append(time.monotonic()),
+            )
+            found.append(answer["text"])
+
+    large = threading.Thread(target=ask)
+    large.start()
+    wait_for(lambda: len(times) > 10)
+    began = time.monotonic()
+    daemon.ask(PROMPT, 60, model="commands")
+    ended = time.monotonic()
+    daemon.call("throttle.set", duty=1.0)
+    large.join()
+    inside = sum(began + 0.2 < when < ended for when in times)
+    print(f"{len(times)} tokens of the large model, {inside} while the small one answered")
+    assert inside <= 1
+    assert found == [whole]

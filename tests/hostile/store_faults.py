@@ -4,6 +4,9 @@
     python store_faults.py FOLDER faults OPERATION      SIGKILL before each call in turn, and then
                                                         each call in turn gives each error
 
+Between two calls that only look nothing changes, so one kill is enough for both, and one error for
+each; with GEM_SOAK=1 all are tried, and errors that stay from then on.
+
 This process prepares a folder once. For each case it copies that, forks a child which waits, lets
 strace attach to it with the fault that is wanted, and lets it go: so a case takes milliseconds,
 and nothing but the operation is disturbed. Then another child opens what is left, checks every
@@ -13,6 +16,7 @@ rule, and does the operation again. One JSON object on stdout: what was tried, w
 from __future__ import annotations
 
 import contextlib
+import ctypes  # here, as each child would load it again
 import fcntl
 import hashlib
 import json
@@ -53,6 +57,7 @@ FINE, ANOTHER, REFUSED, LEAK, FAULT = 0, 2, 10, 98, 99  # exit codes of the chil
 CODES = ("no_space", "failed", "refused", "not_found", "conflict", "cancelled", "bad_request")
 KNOWN = re.compile(r"[0-9a-f]{64}\.gembin|current|previous|marks\.json")
 
+ctypes.CDLL(None)
 copying.PIECE = 4096  # so that a small file takes several steps
 
 
@@ -367,16 +372,19 @@ def guarded(operation: Operation, root: Path) -> int:
 
 def traced(operation: Operation, root: Path, log: Path, *words: str) -> int:
     """Do the operation in a child under strace; its exit code, or minus its signal."""
-    wait, go = os.pipe()
+    (wait, go), (begun, begin) = os.pipe(), os.pipe()
 
     def body() -> int:
         os.close(go)
+        os.write(begin, b"x")  # what is counted begins behind this
         select.select([wait], [], [])
-        os.close(wait)
         return guarded(operation, root)
 
     child = in_child(body)
     os.close(wait)
+    os.close(begin)
+    os.read(begun, 1)
+    os.close(begun)
     command = ["strace", "-p", str(child), "-o", str(log), *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
         assert strace.stderr is not None
@@ -463,7 +471,11 @@ class Campaign:
         return problem
 
     def kill(self, calls: list[tuple[str, int]]) -> None:
+        before = ""
         for name, number in calls:
+            looked, before = before in LOOKING, name
+            if looked and not SOAK:
+                continue  # nothing has changed since the call before
             words = ("-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={number}")
             self.tried["kill"] += 1
             self.case(f"kill before {name} {number}", lambda code: code == -9, *words)

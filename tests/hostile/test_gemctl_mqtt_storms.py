@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiomqtt
 import pytest
 
 from broker import SITE, Broker, Client, client, running, secret, until
@@ -393,17 +394,32 @@ def test_a_flood_of_retained_commands(broker: Broker) -> None:
 
 
 def test_somebody_takes_the_name_again_and_again(broker: Broker) -> None:
+    """Nothing is left of a connection: no descriptor, no task."""
+
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(asyncio.all_tasks())
+
     async def body() -> None:
         async with running(broker.config("m1")) as device:
+            name = f"gemctl-{SITE}-m1"
+            counts = []
             for turn in range(10):
-                import aiomqtt
-
-                name = f"gemctl-{SITE}-m1"
-                options = {"username": "m1", "password": secret("m1"), "identifier": name}
+                other = aiomqtt.Client(
+                    *("127.0.0.1", broker.port),
+                    username="m1", password=secret("m1"), identifier=name,
+                )  # fmt: skip
                 with contextlib.suppress(aiomqtt.MqttError):
-                    async with aiomqtt.Client("127.0.0.1", broker.port, **options):
+                    async with other:
                         await until(lambda: not device.up(0))
+                del other
                 await device.connected(turn + 2)
+                await until(lambda: device.bridge._outbox.empty)
+                counts.append(held())
+            assert counts[-1][0] <= counts[2][0] + 2
+            assert counts[-1][1] <= counts[2][1] + 4
+            print(
+                f"10 connections lost; descriptors and tasks then and now: {counts[2]} {counts[-1]}"
+            )
             async with client(broker) as plc:
                 assert "result" in await plc.call("stats", "after")
 

@@ -199,13 +199,22 @@ def test_a_sensor_that_hangs_stops_nobody(
         assert "no answer" in outside.reason
     assert hanging.reads == 1, "a second read was started while the first one hung"
     assert threading.active_count() == threads + 1
-    hanging.free.set()
     reader = sensors._readers["file:/dead/server"]
+    assert reader.ask(30.0) is False, "the next sample would wait for it"
+    hanging.free.set()
     assert reader._done.wait(WAIT_S)
     late = sensors.sample(30.0)[1]  # the late answer is as old as its question; a new one is asked
     assert late.celsius in (None, 40.0)
     assert reader._done.wait(WAIT_S)
     assert sensors.sample(30.1)[1].celsius == 40.0
+    sensors.close()
+
+
+def test_topics_need_no_thread(tree: sysfs.Sysfs) -> None:
+    before = threading.active_count()
+    sensors = Sensors(tree.root, external=("mqtt:a", "mqtt:b"))
+    sensors.sample(0.0)
+    assert threading.active_count() == before
     sensors.close()
 
 

@@ -1,8 +1,8 @@
 """Store and state survive whatever cuts them off: kills, failing calls, full and read-only disks.
 
-Every system call that touches the file system is the point of a kill once, and fails once with
-each error; store_faults.py does that and checks what is left. GEM_SOAK=1 tries every error at every
-call, and errors that stay, on the disk of the test's own folder.
+There is a kill before every system call that finds something changed, and each fails once with
+each error; store_faults.py does that and checks what is left. GEM_SOAK=1 leaves out nothing, tries
+errors that stay, and works on the disk of the test's own folder.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_kill_or_an_error_anywhere_leaves_a_whole_store(work: Path, operation:
     tried = told["tried"]
     print(f"{operation}: kill points: {tried['kill']}, error points: {tried['errors']}")
     assert told["wrong"] == []
-    assert tried["kill"] >= 8
+    assert tried["kill"] >= 5
     assert tried["errors"] >= 20
     assert told["outcomes"]["-9"] == tried["kill"]
 

@@ -80,6 +80,21 @@ def test_a_timer_that_is_not_exact_leaves_no_holes() -> None:
     assert None not in history.query(590, 1)["series"]["x"]
 
 
+def test_each_second_keeps_its_own_value() -> None:
+    history, noise = History(), random.Random(2)
+    for second in range(300):
+        history.add(1000.0 + second + noise.uniform(-0.3, 0.3), {"x": float(second)})
+    assert history.query(300, 1)["series"]["x"] == [float(second) for second in range(300)]
+
+
+def test_the_oldest_step_has_only_what_is_left() -> None:
+    """86 steps of 7 s are two seconds more than the ring holds."""
+    history = History()
+    for second in range(1000):
+        history.add(float(second), {"x": float(second)})
+    assert history.query(600, 7)["series"]["x"][:2] == [402.0, 408.0]
+
+
 def test_two_values_of_a_second_are_their_mean() -> None:
     history = History()
     for value in (1.0, 2.0, 6.0):

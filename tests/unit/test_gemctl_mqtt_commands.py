@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from broker import FakeService
 from gemctl.config import MqttConfig
@@ -42,6 +45,7 @@ from gemctl.mqtt_outbox import Item, Outbox
 from gemctl.mqtt_replies import Replies
 from gemctl.service import Caller, Emit
 
+ROOT = Path(__file__).resolve().parents[2]
 TOPICS = Topics("plant", "m1", ("line4",))
 BASE = "gemctl/v1/plant/m1"
 NOW = 1_800_000_000.0
@@ -80,6 +84,23 @@ def test_methods_are_those_of_the_daemon() -> None:
     assert not READ & WRITE
     for method in METHODS:
         assert read(TOPICS, sent(method, {"id": 1}), NOW).method == method
+
+
+def test_the_document_says_what_is_so() -> None:
+    """Its commands are commands, its replies are where they would be, its methods are all."""
+    text = (ROOT / "gemctl" / "MQTT.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^(gemctl/v1/\S+) +(\{.*\})$", text, re.M)
+    answers: set[str] = set()
+    for topic, payload in examples:
+        if "/cmd/" in topic:
+            answers.add(read(TOPICS, Arrived(topic, payload.encode()), NOW - 10).answer.topic)
+        else:
+            assert topic in answers
+            assert strict_object(payload.encode())["device"] == "m1"
+    assert len(answers) == 4
+    reads, writes = re.findall(r"^\| (`stats` .*) \| (`model.load` .*) \|$", text, re.M)[0]
+    assert set(reads.replace("`", "").split()) == READ
+    assert set(writes.replace("`", "").split()) == WRITE
 
 
 @pytest.mark.parametrize(
@@ -266,8 +287,8 @@ def test_unknown_verbs(verb: str) -> None:
 
 @pytest.mark.parametrize("name", ["group", "reply"])
 def test_levels_of_the_site_are_no_devices(name: str) -> None:
-    with pytest.raises(ApiError, match="another name"):
-        device_name(MqttConfig(device=name))
+    with pytest.raises(ValidationError, match="another name"):
+        MqttConfig(device=name)
 
 
 def test_the_host_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,16 @@ def test_the_boards_description_decides(empty: sysfs.Sysfs) -> None:
     assert Power(empty.root, roles).sample(0.0).power_w == 15.0
 
 
+def test_a_total_that_is_half_unknown_is_none_at_all(empty: sysfs.Sysfs) -> None:
+    """Of two inputs one is broken: what measures the whole machine otherwise takes over."""
+    empty.ina3221(0, [("IN_A", 5000, 1000), ("IN_B", 5000, 3000)])
+    empty.hwmon(1, "power_meter", {"power1_average": 21000000})
+    power = Power(empty.root, {"IN_A": "total", "IN_B": "total"})
+    assert power.sample(0.0).power_w == 20.0
+    empty.put("sys/class/hwmon/hwmon0/in1_input", "")
+    assert power.sample(1.0).power_w == 21.0
+
+
 def test_jetpack_4_names(empty: sysfs.Sysfs) -> None:
     folder = "sys/bus/i2c/drivers/ina3221x/1-0040/iio:device0"
     for channel, (label, milli) in enumerate([("POM_5V_IN", 4200), ("NC", 7), ("POM_5V_CPU", 900)]):

@@ -26,9 +26,7 @@ FULL = State(
         "text": ModelState(enabled=False),
         "small": ModelState(priority=0),
     },
-    throttle=ThrottleState(
-        mode="silent", temp_c=71.5, duty=0.5, external=("mqtt:plant/ä",), until=1.9e9
-    ),
+    throttle=ThrottleState(mode="silent", temp_c=71.5, duty=0.5, external=("mqtt:plant/ä",)),
     auto_reset_kv_cache=True,
     trial=Trial(name="pilot", digest=B, tries_left=2),
 )
@@ -92,7 +90,7 @@ WRONG: list[dict[str, Any]] = [
     {"schema": 1, "throttle": {"mode": "warp"}},
     {"schema": 1, "throttle": {"temp_c": 1000}},
     {"schema": 1, "throttle": {"duty": 0}},
-    {"schema": 1, "throttle": {"until": float("nan")}},
+    {"schema": 1, "throttle": {"duty": float("nan")}},
     {"schema": 1, "trial": {"name": "m", "digest": A, "tries_left": -1}},
     {"schema": 1, "trial": {"name": "m"}},
     {"schema": 1, "crc32": "00000000"},
@@ -265,13 +263,6 @@ def test_a_change_out_of_range_is_a_bad_request(change: Any) -> None:
         change()
     assert caught.value.code == "bad_request"
     assert "; " in str(caught.value)
-
-
-def test_a_throttle_for_some_time_ends() -> None:
-    assert state.expire_throttle(FULL, 1.9e9 - 1) is FULL
-    assert state.expire_throttle(FULL, 1.9e9).throttle == ThrottleState()
-    forever = state.with_throttle(FULL, until=None)
-    assert state.expire_throttle(forever, 1e12) is forever
 
 
 # ---- boots and trials ----

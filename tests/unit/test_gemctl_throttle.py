@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +29,7 @@ from gemctl.core.throttle import (
 )
 
 ORIN = Actuators(threads=6, saturation_threads=4, freq_min_khz=420_000, freq_max_khz=1_510_000)
-RK3588 = replace(ORIN, threads=8, clusters=("big", "little"))
+RK3588 = replace(ORIN, threads=8, saturation_threads=6, clusters=("big", "little"))
 PLAIN = Actuators(threads=4)
 AT_75 = Settings(temp_c=75.0)
 MODES: tuple[Mode, ...] = ("performance", "balanced", "aggressive", "conservative", "silent")
@@ -105,7 +107,8 @@ def test_cool_is_free() -> None:
     decision = Drive().hold(50.0, 60.0)
     assert (decision.level, decision.duty, decision.threads) == (0, 1.0, 6)
     assert decision.freq_cap_fraction is decision.cluster is decision.max_new_tokens is None
-    assert not (decision.paused or decision.unload or decision.reject_low_priority)
+    flags = (decision.paused, decision.unload, decision.reject_low_priority)
+    assert flags == (False, False, False)
     assert (decision.temp_c, decision.threshold_c) == (50.0, 75.0)
     assert decision.reason == "balanced, free: cool"
 
@@ -119,10 +122,10 @@ def test_the_threshold_itself_engages() -> None:
 @pytest.mark.parametrize(
     ("actuators", "wanted"),
     [
-        (RK3588, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
-        (ORIN, [0, 1, 2, 3, 4, 5, 7, 8]),
-        (PLAIN, [0, 1, 3, 7, 8]),
-        (Actuators(threads=1), [0, 1, 7, 8]),
+        (RK3588, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (ORIN, [1, 2, 3, 4, 5, 7, 8]),
+        (PLAIN, [1, 3, 7, 8]),
+        (Actuators(threads=1), [1, 7, 8]),
     ],
 )
 def test_the_ladder_in_its_order_without_what_the_machine_lacks(
@@ -132,15 +135,16 @@ def test_the_ladder_in_its_order_without_what_the_machine_lacks(
     drive.hold(90.0, 60.0)
     assert drive.levels() == wanted
     names = [LADDER[level].name for level in wanted]
-    order = ["free", "pace", "saturation", "half", "cap", "cap more", "slow cores", "shed", "pause"]
+    order = ["pace", "saturation", "half", "cap", "cap more", "slow cores", "shed", "pause"]
     assert names == [name for name in order if name in names]
 
 
 def test_what_every_rung_does() -> None:
     drive = Drive(actuators=RK3588)
+    drive(soc(72.0))
     drive.hold(90.0, 60.0)
     rows = {d.level: d for d in drive.seen}
-    assert [rows[n].threads for n in range(9)] == [8, 8, 4, 4, 4, 4, 4, 4, 4]
+    assert [rows[n].threads for n in range(9)] == [8, 8, 6, 4, 4, 4, 4, 4, 4]
     caps = [None, None, None, None, 0.85, 0.7, 0.7, 0.7, 0.7]
     assert [rows[n].freq_cap_fraction for n in range(9)] == caps
     assert [rows[n].cluster for n in range(9)] == [None] * 6 + ["little"] * 3
@@ -165,12 +169,14 @@ def test_unload_is_the_last_rung_where_it_is_allowed() -> None:
 
 def test_one_rung_in_three_seconds_up_and_in_fifteen_down() -> None:
     drive = Drive()
+    drive(soc(73.0))
     drive.hold(90.0, 60.0)
-    drive.hold(50.0, 400.0)
+    drive.hold(71.0, 1.0)
+    drive.hold(55.0, 400.0)
     changes = changes_of(drive)
     assert [after for _, _, after in changes] == [1, 2, 3, 4, 5, 7, 8, 7, 5, 4, 3, 2, 1, 0]
     times = [time for time, _, _ in changes]
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(times)]
     assert gaps[:6] == [3.0] * 6
     assert min(gaps[6:]) >= 15.0
 
@@ -180,7 +186,7 @@ def changes_of(drive: Drive) -> list[tuple[float, int, int]]:
     rows = list(enumerate(drive.seen))
     return [
         (index * drive.tick_s, before.level, after.level)
-        for (_, before), (index, after) in zip(rows, rows[1:], strict=False)
+        for (_, before), (index, after) in pairwise(rows)
         if before.level != after.level
     ]
 
@@ -212,7 +218,7 @@ def test_a_rung_is_added_only_when_the_present_one_is_used_up() -> None:
 
 def test_prediction_engages_ahead() -> None:
     drive = Drive()
-    for index in range(200):
+    for index in range(400):
         decision = drive(soc(60.0 + 0.1 * index * 0.5))
         if decision.level:
             break
@@ -246,7 +252,7 @@ def test_falling_temperature_above_the_prediction_does_not_engage() -> None:
 def test_longer_steps_engage_earlier() -> None:
     def ticks(trend: float) -> int:
         drive = Drive()
-        for index in range(400):
+        for index in range(800):
             if drive(soc(60.0 + 0.05 * index * 0.5), step_time_trend=trend).level:
                 return index
         raise AssertionError("never engaged")
@@ -265,12 +271,12 @@ def test_a_pause_ends_where_the_air_itself_is_warm() -> None:
 
 def test_a_pause_lasts_while_it_is_too_hot() -> None:
     drive = Drive()
-    assert drive.hold(80.0, 3600.0).paused
+    assert drive.hold(80.0, 1200.0).paused
 
 
 def test_shedding_ends_when_the_rung_below_does_the_same() -> None:
     drive = Drive()
-    drive.hold(90.0, 21.0)
+    drive.hold(90.0, 16.0)
     assert drive.seen[-1].level == 7
     assert drive.hold(72.5, 300.0).level < 7
 
@@ -279,7 +285,7 @@ def test_who_relapses_waits_longer() -> None:
     drive = Drive(replace(AT_75, horizon_s=0.0))
     waits = []
     for _ in range(8):
-        drive.hold(75.5, 3.0)
+        drive.hold(75.5, 4.0 if waits else 1.5)
         started = drive.now_s
         while drive.hold(60.0, 0.5).level:
             pass
@@ -295,7 +301,7 @@ def test_who_relapses_waits_longer() -> None:
 def test_duty_holds_below_the_threshold_and_moves_slowly() -> None:
     drive = Drive()
     drive.hold(75.0, 2.0)
-    for before, after in zip(drive.seen, drive.seen[1:], strict=False):
+    for before, after in pairwise(drive.seen):
         assert after.duty - before.duty >= -throttle.DUTY_DOWN * 0.5 - 1e-12
     decision = drive.hold(72.0, 300.0)
     assert decision.duty == 1.0
@@ -305,11 +311,10 @@ def test_feed_forward_takes_the_sustainable_power() -> None:
     """2.5 C/W, air at 40 C: (75 - 1.5 - 40) / 2.5 = 13.4 W of 20 W: a duty of 0.67."""
     drive = Drive(replace(AT_75, rtheta_c_per_w=2.5, tau_s=100.0))
     for _ in range(400):
-        drive(soc(73.5), power_w=20.0, ambient_c=40.0)
-    for _ in range(8):
-        drive(soc(75.1), power_w=20.0, ambient_c=40.0)
-    for _ in range(8):
         decision = drive(soc(73.5), power_w=20.0, ambient_c=40.0)
+    for index in range(84):
+        celsius = 75.1 if index < 4 else 73.5
+        decision = drive(soc(celsius), power_w=20.0 * decision.duty, ambient_c=40.0)
     assert decision.duty == pytest.approx(0.67, abs=0.1)
 
 
@@ -347,8 +352,8 @@ def test_a_prefill_is_not_spared_when_it_is_hot() -> None:
 def test_aggressive_takes_two_rungs_and_looks_twice_as_far() -> None:
     drive = Drive(replace(AT_75, mode="aggressive", continuous_c=70.0))
     drive.hold(90.0, 30.0)
-    assert drive.levels() == [0, 2, 4, 7, 8]
-    ramp = [60.0 + 0.05 * index * 0.5 for index in range(400)]
+    assert drive.levels() == [2, 4, 7, 8]
+    ramp = [60.0 + 0.05 * index * 0.5 for index in range(800)]
     first = {}
     for mode in ("balanced", "aggressive"):
         drive = Drive(replace(AT_75, mode=mode))
@@ -423,7 +428,7 @@ def test_a_bad_sensor_brings_the_conservative_mode(mode: Mode, bad: Reading, wor
     assert decision.freq_cap_fraction <= 0.7
     (name, fault), = decision.sensor_faults  # fmt: skip
     assert name == "tj-thermal"
-    assert pytest.importorskip("re").fullmatch(words, fault)
+    assert re.fullmatch(words, fault)
 
 
 def test_a_fault_lowers_the_duty_by_the_slew_limit_and_holds_it() -> None:
@@ -539,16 +544,10 @@ def test_a_pause_without_any_sensor_ends_after_a_minute() -> None:
 
 def test_an_external_sensor_engages_by_itself() -> None:
     drive = Drive()
-    for _ in range(4):
-        drive(soc(50.0), outside(50.0))
-    for _ in range(6):
-        decision = drive(soc(50.0), outside(76.0 if decision_ok(drive) else 76.0))
+    for celsius in (62.0, 62.0, 62.0, 76.0, 76.0, 76.0):
+        decision = drive(soc(50.0), outside(celsius))
     assert decision.level >= 1
     assert decision.temp_c == 76.0
-
-
-def decision_ok(drive: Drive) -> bool:
-    return not drive.seen[-1].conservative_by_fault
 
 
 def test_a_cool_external_sensor_changes_nothing() -> None:
@@ -688,15 +687,15 @@ def test_from_any_state_an_external_sensor_is_only_stricter(
         assert both.prefill_duty <= alone.prefill_duty + 1e-9
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(policies, machines, smooth)
 def test_a_cool_machine_is_free_again(
     policy: Settings, machine: Actuators, steps: list[float]
 ) -> None:
-    drive = Drive(policy, machine, 2.0)
+    drive = Drive(policy, machine, 5.0)
     for celsius in walk(steps, [500.0, None]):
         drive(soc(celsius))
-    decision = drive.hold(10.0, 9000.0)
+    decision = drive.hold(10.0, 6000.0)
     assert (decision.level, decision.conservative_by_fault) == (0, False)
     assert decision.duty == pytest.approx(throttle._duty_most(policy, False))
 
