@@ -207,7 +207,7 @@ def model_rollback(session: Session, name: str | None) -> None:
 @click.argument("name")
 @pass_session
 def model_clear(session: Session, name: str) -> None:
-    """A faulted model may be loaded again."""
+    """A faulted model may be loaded again, and its bad versions tried again."""
     session.show(session.ask("model.clear", name=name), render.done("cleared"))
 
 

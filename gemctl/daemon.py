@@ -175,7 +175,7 @@ class Daemon:
         """Load what was wanted, the active model first."""
         if boot.dropped is not None:
             name, digest = boot.dropped.name, boot.dropped.digest
-            self.warn(f"{name}: {digest[:12]} was on probation over {boot.dropped} starts; dropped")
+            self.warn(f"{name}: {digest[:12]} was on probation at too many starts; dropped")
             with contextlib.suppress(ApiError):
                 await asyncio.to_thread(
                     self.store.mark_bad, name, digest, "not kept over several starts"

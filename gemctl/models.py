@@ -492,13 +492,16 @@ class Models:
         return {"model": name, "before": before, "resident": resident, "ms": took}
 
     async def clear(self, name: str) -> None:
-        """A faulted model may be loaded again."""
+        """A faulted model may be loaded again, and its bad versions may be tried again."""
         model = self.model(name)
-        slot = model.current
-        if slot is None:
-            raise ApiError("conflict", f"{name}: nothing is loaded; nothing to do")
-        slot.move("clear", "clear")
-        model.current = None
+        slot, bad = model.current, self.store.versions(name).bad
+        for digest, _ in bad:
+            await asyncio.to_thread(self.store.forgive, name, digest)
+        if slot is not None and (slot.state == "faulted" or not bad):
+            slot.move("clear", "clear")
+            model.current = None
+        elif not bad:
+            raise ApiError("conflict", f"{name}: no fault and no bad version; nothing to do")
 
     def pin(self, name: str, pinned: bool) -> None:
         """A pinned model is never unloaded, by nobody."""

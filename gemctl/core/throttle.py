@@ -36,6 +36,7 @@ ENGAGE_S = 3.0  # after any change of the rung, before one more
 RELEASE_S = 15.0  # and before one less
 RELAPSE_S = 120.0  # a rung up so soon after one down: the next one down waits twice as long
 RELEASE_MOST_S = 600.0
+RELIEF_S = 300.0  # a rung down that lasted so long: the next one waits half as long
 SPENT_S = 5.0  # a duty at its least does not show in the line before that
 PAUSE_REST_S = 120.0  # a pause waits no longer, however often it came back
 PAUSE_LEAST_S = 60.0  # in a pause, before it may end without having cooled by the hysteresis
@@ -58,6 +59,7 @@ PLAUSIBLE_C = (-40.0, 150.0)
 JUMP_C = 20.0  # within JUMP_S
 JUMP_S = 1.0
 SAMPLES_MOST = 15  # kept of a sensor, besides the newest
+SAME_S = 0.01  # readings so close in time are one sample, read twice
 GOOD_AGAIN = 3  # samples in order before a faulty sensor is believed
 
 
@@ -321,7 +323,7 @@ def _sample(track: Track, reading: Reading, now_s: float) -> Track:
         return replace(track, fault=f"last value is {reading.age_s:.0f} s old", good=0)
     if not PLAUSIBLE_C[0] <= value <= PLAUSIBLE_C[1]:
         return replace(track, samples=(), fault=f"{value:g} C is implausible", good=0)
-    if track.samples and when <= track.samples[-1][0]:
+    if track.samples and when < track.samples[-1][0] + SAME_S:
         return track  # the same sample again
     jumped = _jump(track.samples, when, value)
     good = 0 if jumped else min(GOOD_AGAIN, track.good + 1)
@@ -511,7 +513,7 @@ def _to(state: State, level: int, now_s: float, actuators: Actuators) -> State:
     if level < state.level:
         # The rung below can do more: the duty goes on from where the power stays the same.
         ratio = _strength(actuators, LADDER[state.level]) / _strength(actuators, LADDER[level])
-        lasted = state.released_s is not None
+        lasted = state.released_s is not None and now_s - state.released_s >= RELIEF_S
         rest = max(RELEASE_S, state.rest_s / 2.0) if lasted else state.rest_s
         return replace(moved, released_s=now_s, begin=state.duty * ratio, rest_s=rest)
     rest = state.rest_s

@@ -592,7 +592,7 @@ static void *ask_often(void *arg)
 
 static void test_replace_under_load(void)
 {
-    enum { ROUNDS = 100, REPLACEMENTS = 60 };
+    enum { ROUNDS = 40, REPLACEMENTS = 30 };
     client c[CLIENTS];
     gemrun_handle_t *h = open_handle(paths[0]);
     for (uint32_t i = 0; i < CLIENTS; i++) {

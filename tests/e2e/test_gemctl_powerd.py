@@ -246,14 +246,15 @@ def test_kills_at_random_moments(helper: Powerd) -> None:
 
 def test_two_clients_the_lower_cap_counts(helper: Powerd, link: Link) -> None:
     other = Link(helper.socket)
-    link.ask("cap_cpu", khz=1200000)
-    other.ask("cap_cpu", khz=1000000)
+    link.ask("cap_cpu", khz=1000000)
+    other.ask("cap_cpu", khz=1200000)
     assert helper.limits()[CPU0] == "1000000"
-    link.ask("cap_cpu", khz=1200000)
-    assert helper.limits()[CPU0] == "1000000"
-    other.close()
-    until(lambda: helper.limits()[CPU0] == LOW, "the other client's cap is gone")
+    link.ask("restore")
+    assert helper.limits()[CPU0] == LOW
+    link.ask("cap_cpu", khz=1300000)
     assert helper.limits()[CPU4] == LOW
+    other.close()
+    until(lambda: helper.limits()[CPU0] == "1300000", "the other client's cap stays")
     link.ask("restore")
     helper.restored()
 

@@ -428,6 +428,7 @@ def test_the_page_has_no_other_sources() -> None:
     ):
         assert word not in page, word
     assert "EVERY_MS = 2000" in page
+    assert '<link rel="icon" href="data:,">' in page  # else a browser asks for /favicon.ico
     assert page.count("<script>") == page.count("<style>") == 1
     assert len(page) < 24_000
 

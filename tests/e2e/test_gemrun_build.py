@@ -15,6 +15,7 @@ from gemrun import _build
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 KERNELS = "gr_kern_ref.c"  # compiled once per instruction set
+HEADERS = ["gemrun.h", "gemrun_control.h"]
 CC = os.environ.get("CC", "cc")
 STRICT = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 
@@ -47,32 +48,36 @@ def test_one_file_is_the_whole_engine(tmp_path: Path) -> None:
     assert done.stdout.startswith("/none: cannot be opened (No such file or directory)")
 
 
-def test_header_is_fit_for_cpp(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", HEADERS)
+def test_header_is_fit_for_cpp(header: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     source = tmp_path / "use.cc"
-    source.write_text('#include "gemrun.h"\nint main() { return gemrun_version() == nullptr; }\n')
+    source.write_text(f'#include "{header}"\nint main() {{ return gemrun_version() == nullptr; }}\n')
     command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
     subprocess.run([*command, "-c", source, "-o", tmp_path / "use.o"], check=True)
 
 
-def test_module_declares_the_whole_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", HEADERS)
+def test_module_declares_the_whole_header(header: str, tmp_path: Path) -> None:
     _build.emit(tmp_path / "engine.c")
     text = (tmp_path / "engine.c").read_text()
-    for name in re.findall(
-        r"^GEMRUN_API[^;(]*?(gemrun_\w+)\(", (CSRC / "gemrun.h").read_text(), re.M
-    ):
+    names = re.findall(r"^GEMRUN_API[^;(]*?(gemrun_\w+)\(", (CSRC / header).read_text(), re.M)
+    assert names
+    for name in names:
         assert f"{name}(" in text
 
 
 @pytest.mark.slow
-def test_threads_do_not_race(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["test_api", "test_handle"])
+def test_threads_do_not_race(name: str, tmp_path: Path) -> None:
     """The C tests of the interface under ThreadSanitizer: no report ends them."""
     sources = [p for p in CSRC.glob("gr_*.c") if not p.name.startswith(("gr_kern_", "gr_min_"))]
-    program = tmp_path / "test_api"
+    sources += CSRC.glob("gs_*.c") if name == "test_handle" else ()
+    program = tmp_path / name
     flags = ("-fsanitize=thread", "-g", "-DGR_BASE_ONLY", "-DGR_KERN_SUFFIX=base", "-pthread")
-    test = ROOT / "tests" / "c" / "test_api.c"
-    compile_with(*flags, *sources, CSRC / KERNELS, test, "-o", program)
+    test = ROOT / "tests" / "c" / f"{name}.c"
+    compile_with(*flags, *sources, CSRC / KERNELS, test, "-o", program, "-lm")
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "test_api: ok\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{name}: ok\n"), done.stderr

@@ -155,20 +155,28 @@ def test_power_is_steady_within_five_percent_and_levels_do_not_flap(
 
 
 def test_a_bang_bang_controller_is_not_steady() -> None:
-    found = variation(hour(ORIN, BangBang(), 35.0))
+    found = variation(hour(ORIN, BangBang(), 30.0))
     print(f"bang-bang: {100 * found:.1f} %")
     assert found > 0.05
 
 
 def test_load_in_bursts_neither_flaps_nor_soaks() -> None:
-    """20 s of work, 40 s of none: the gaps are too short to release a level that is needed."""
+    """20 s of work, 40 s of none: cool within every gap, hot within every burst.
+
+    Who relapses within two minutes waits twice as long the next time, up to ten minutes: the 40
+    changes of the hour grow rare, to ten at most in its last half.
+    """
     trace = run(
         Plant(ORIN, 45.0), Throttle(POLICY), lambda _: 45.0, 3600.0,
         busy=lambda time: 1.0 if time % 60.0 < 20.0 else 0.0,
     )  # fmt: skip
-    print(f"bursts: {trace.peak_c():.2f} C, {trace.level_changes()} changes")
+    late = trace.level_changes(1800.0)
+    print(
+        f"bursts: {trace.peak_c():.2f} C, {trace.level_changes()} changes, {late} in the last half"
+    )
     assert trace.peak_c() <= SET_C + 1.0
-    assert trace.level_changes() <= 24
+    assert trace.level_changes() <= 40
+    assert late <= 10
 
 
 # What conservative saves and costs.
@@ -384,7 +392,7 @@ def test_every_mode_holds_its_threshold_through_a_failed_fan(mode: str) -> None:
 
 # A day.
 
-TICK_S = 5.0
+TICK_S = 3.0
 
 
 def summer(time_s: float) -> float:
@@ -401,12 +409,12 @@ def summer(time_s: float) -> float:
     ],
 )
 def test_a_day_of_heat_with_a_fan_that_fails_at_noon(board: Board) -> None:
-    """Full load around the clock, ticks of 5 s. Never near the trip at 95 C, and no pause stays.
+    """Full load around the clock, ticks of 3 s. Never near the trip at 95 C, and no pause stays.
 
     A pause may only outlast a quarter of an hour while the idle board, at its present ambient
     temperature and without a fan, would itself come to rest above 72 C. Changes of level stay below
-    60 an hour: a pause of two minutes, two minutes of work, when just pausing is too much and not
-    pausing too little.
+    60 an hour: a minute or two of pause, as long of work, where less work than the least duty would
+    be right.
     """
 
     def fan(plant: Plant) -> None:
@@ -433,7 +441,7 @@ def test_a_day_of_heat_with_a_fan_that_fails_at_noon(board: Board) -> None:
         f"day: peak {trace.peak_c():.2f} C, {sum(changed)} changes, {most} in the worst hour, "
         f"paused {paused_s / 60:.0f} min, longest avoidable {longest / 60:.1f} min"
     )
-    assert trace.peak_c() <= SET_C + 2.5
+    assert trace.peak_c() <= SET_C + 2.0
     assert longest <= 900.0
     assert most <= 60
     assert not trace.decisions[-1].paused
