@@ -4,7 +4,8 @@
 
 JSON lines on a Unix socket; one request a line, one answer a line:
 
-    {"id":1,"verb":"cap_cpu","khz":1200000}         all clusters; with "policy":4 only that one
+    {"id":1,"verb":"cap_cpu","khz":1200000}         all clusters, each within its own range;
+                                                    with "policy":4 only that one
     {"id":2,"verb":"cap_gpu","hz":612000000}
     {"id":3,"verb":"nvpmodel","mode":1}             Jetson; stays, and is never done unasked
     {"id":4,"verb":"restore"}                       ends the caller's caps
@@ -413,10 +414,18 @@ class Helper:
     def _cap(self, client: Client, knobs: dict[str, Knob], value: int) -> dict[str, Any]:
         if not knobs:
             raise Refused("clock: this machine has none that can be capped; leave it")
-        for knob in knobs.values():
-            self._check(knob, value)
+        low = min(knob.low for knob in knobs.values())
+        high = max(knob.high for knob in knobs.values())
+        if not low <= value <= high:
+            name = next(iter(knobs)) if len(knobs) == 1 else "cpu"
+            text = f"{name}: {value} {next(iter(knobs.values())).unit} is out of range"
+            raise Refused(f"{text}; send {low} to {high}")
+        # Of several clusters each is capped within its own range.
+        wanted = {key: max(knob.low, min(knob.high, value)) for key, knob in knobs.items()}
+        for key, knob in knobs.items():
+            self._check(knob, wanted[key])
         before = dict(client.caps)
-        client.caps |= dict.fromkeys(knobs, value)
+        client.caps |= wanted
         try:
             self.caps.apply(self.wanted(), client.who)
         except Refused:
@@ -427,9 +436,7 @@ class Helper:
         return {"caps": self.wanted()}
 
     def _check(self, knob: Knob, value: int) -> None:
-        if not knob.low <= value <= knob.high:
-            text = f"{knob.key}: {value} {knob.unit} is out of range"
-            raise Refused(f"{text}; send {knob.low} to {knob.high}")
+        """Is there room above the lower limit that is set?"""
         floor = read_number(knob.floor)
         if floor is not None and floor > value:
             text = f"{knob.key}: its lower limit is {floor} {knob.unit}"

@@ -15,14 +15,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemrun.context import GemRunContext, Info, Region, Stats, Stream, Tokens
     from gemrun.errors import GemRunError
+    from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
 __version__ = "0.1.0"
-__all__ = ["GemRunContext", "GemRunError", "Info", "Region", "Stats", "Stream", "Tokens"]
+_HANDLE = ("GemRunHandle", "HandleStats", "ReplaceTimes")
+__all__ = [
+    "GemRunContext",
+    "GemRunError",
+    "GemRunHandle",
+    "HandleStats",
+    "Info",
+    "Region",
+    "ReplaceTimes",
+    "Stats",
+    "Stream",
+    "Tokens",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gemrun' has no attribute {name!r}")
-    return getattr(
-        import_module("gemrun.errors" if name.endswith("Error") else "gemrun.context"), name
-    )
+    module = "errors" if name.endswith("Error") else "handle" if name in _HANDLE else "context"
+    return getattr(import_module(f"gemrun.{module}"), name)

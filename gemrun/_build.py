@@ -1,9 +1,10 @@
-"""Builds `gemrun._engine`, the engine (csrc/gr_*.c) as a cffi API-mode module.
+"""Builds `gemrun._engine`, the engine (csrc/gr_*.c, gs_*.c) as a cffi API-mode module.
 
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
-The declarations are those of gemrun.h, and the few internal ones of gr_hooks.h that gemmake's
-calibration and test vectors call; both are read from the headers, so they cannot drift.
+The declarations are those of gemrun.h and gemrun_control.h, and the few internal ones of gr_hooks.h
+that gemmake's calibration and test vectors call; all are read from the headers, so they cannot
+drift.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import cffi
 
 MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
+HEADERS = ("gemrun.h", "gemrun_control.h")
 
 # Internal: float inputs of one layer's products, for calibration (gr_internal.h).
 CAPTURE = """
 typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const float *x,
                            uint32_t rows, uint32_t cols);
 """
-# Python functions that the engine calls; `user` is a handle of gemrun.context or gemrun.hooks.
+# Python functions that the engine calls; `user` is a handle of gemrun.context, .handle or .hooks.
 CALLBACKS = """
 extern "Python" {
     int gemrun_py_text(void *user, int32_t token, const char *text, size_t size);
     int gemrun_py_logits(void *user, uint32_t position, const float *logits, uint32_t count);
+    int32_t gemrun_py_run(gemrun_context_t *ctx, const gemrun_request *paced, void *user);
     void gemrun_py_capture(void *user, uint32_t layer, uint32_t stage, const float *x,
                            uint32_t rows, uint32_t cols);
 }
@@ -33,9 +36,9 @@ extern "Python" {
 
 
 def declarations() -> str:
-    """What cffi reads: both headers without preprocessor lines and comments."""
-    text = (CSRC / "gemrun.h").read_text(encoding="utf-8") + CAPTURE
-    text += (CSRC / "gr_hooks.h").read_text(encoding="utf-8")
+    """What cffi reads: the headers without preprocessor lines and comments."""
+    public = [(CSRC / name).read_text(encoding="utf-8") for name in HEADERS]
+    text = "".join(public) + CAPTURE + (CSRC / "gr_hooks.h").read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", text, flags=re.S)
     text = re.sub(r"^#.*$", "", text, flags=re.M)
@@ -45,7 +48,8 @@ def declarations() -> str:
 def _make_builder() -> cffi.FFI:
     builder = cffi.FFI()
     builder.cdef(declarations())
-    builder.set_source(MODULE, '#include "gemrun.h"\n#include "gr_hooks.h"\n', py_limited_api=True)
+    includes = "".join(f'#include "{name}"\n' for name in (*HEADERS, "gr_hooks.h"))
+    builder.set_source(MODULE, includes, py_limited_api=True)
     return builder
 
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, overload
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
@@ -181,6 +181,11 @@ class _Handle:
             if self.pointer is not None:
                 lib.gemrun_cancel(self.pointer)
 
+    def end(self, run: _Run) -> None:
+        """End a run that is in the engine."""
+        if self.running is run:
+            self.cancel()
+
     def close(self) -> None:
         """Free the engine; a running call ends at its next token first. Repeats do nothing."""
         if self.pid != os.getpid():
@@ -201,11 +206,19 @@ class _Handle:
             self.calls.release()
 
 
+class _Owner(Protocol):
+    """Whose runs these are: a context's handle, or that of a GemRunHandle."""
+
+    closing: bool
+
+    def end(self, run: _Run) -> None: ...
+
+
 @dataclass
 class _Run:
     """One generation: what the engine's callbacks need."""
 
-    handle: _Handle
+    handle: _Owner
     on_piece: Callable[[str], object] | None = None
     pieces: list[str] = field(default_factory=list)
     failure: BaseException | None = None
@@ -214,8 +227,7 @@ class _Run:
     def stop(self) -> None:
         """End this run, begun or not, and no other."""
         self.stopped = True
-        if self.handle.running is self:
-            self.handle.cancel()
+        self.handle.end(self)
 
 
 def _keep_failure(_kind: object, error: BaseException, trace: TracebackType | None) -> None:
@@ -267,15 +279,9 @@ class GemRunContext:
 
     def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
         c_path = arguments.path("path", path)
-        arguments.known("GemRunContext", config, Config.__annotations__)
-        settings = ffi.new("gemrun_config *", lib.gemrun_config_default())
-        kernel = config.pop("kernel", None)
-        name = ffi.NULL if kernel is None else ffi.new("char[]", arguments.text("kernel", kernel))
-        settings.kernel = name
-        for key, value in config.items():
-            setattr(settings, key, arguments.config_value(key, value))
+        c_config, _keep = _config("GemRunContext", config)
         out = ffi.new("gemrun_context_t **")
-        _check(lib.gemrun_open(out, c_path, settings))
+        _check(lib.gemrun_open(out, c_path, c_config))
         self._handle = _Handle(out[0])
         self._finalizer = weakref.finalize(self, self._handle.close)
         self.info = _info(out[0])
@@ -351,25 +357,17 @@ class GemRunContext:
         run = run or _Run(self._handle)
         handle = ffi.new_handle(run)
         with _Call(self._handle) as pointer:
-            request = _Request(pointer, max_tokens, settings)
-            request.c.on_text = lib.gemrun_py_text
-            request.c.user = handle
-            ids = ffi.new("int32_t[]", min(request.c.max_tokens, self.info.context))
+            question = _Question(pointer, prompt, messages, max_tokens, settings)
+            question.c.on_text = lib.gemrun_py_text
+            question.c.user = handle
             if run.stopped:
                 return Tokens((), "", _stats(pointer))
             self._handle.running = run
-            if messages is None:
-                count = lib.gemrun_generate(
-                    pointer, arguments.text("prompt", prompt), request.c, ids
-                )
-            else:
-                c_messages, keep = _messages(messages)
-                count = lib.gemrun_chat(pointer, c_messages, len(keep), request.c, ids)
+            count = question.ask()
             self._handle.running = None
             if run.failure is not None:
                 raise run.failure
-            _check(count)
-            return Tokens(ids[0:count], "".join(run.pieces), _stats(pointer))
+            return question.answer(_check(count), run)
 
     # ---- tokens ----
     def tokenize(self, text: str, *, bos: bool = False, control: bool = False) -> list[int]:
@@ -486,6 +484,22 @@ class GemRunContext:
         return int(digest[0]), list(out)
 
 
+class _Runner(Protocol):
+    """What makes runs: a GemRunContext, or a GemRunHandle."""
+
+    @property
+    def _handle(self) -> _Owner: ...
+
+    def _generate(
+        self,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        settings: arguments.Checked,
+        run: _Run | None = None,
+    ) -> Tokens: ...
+
+
 class Stream(Iterator[str]):
     """Text of a running generation, piece by piece; pieces are whole characters.
 
@@ -495,7 +509,7 @@ class Stream(Iterator[str]):
 
     def __init__(
         self,
-        context: GemRunContext,
+        context: _Runner,
         prompt: str | None,
         messages: Sequence[Message] | None,
         max_tokens: int,
@@ -542,7 +556,7 @@ class Stream(Iterator[str]):
 
 
 def _work(
-    context: GemRunContext,
+    context: _Runner,
     prompt: str | None,
     messages: Sequence[Message] | None,
     max_tokens: int,
@@ -615,6 +629,51 @@ class _Request:
         return memory, len(items)
 
 
+class _Question:
+    """A request of settings with its prompt or messages; `c` is the engine's form of it."""
+
+    def __init__(
+        self,
+        pointer: Any,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        settings: arguments.Checked,
+    ) -> None:
+        self._pointer, self._prompt, self._messages = pointer, prompt, messages
+        self._request = _Request(pointer, max_tokens, settings)
+        self.c = self._request.c
+        room = min(self.c.max_tokens, _c_info(pointer).context)
+        self._ids = ffi.new("int32_t[]", room)
+
+    def ask(self) -> int:
+        """Run it; the number of tokens, or a negative status."""
+        if self._messages is None:
+            prompt = arguments.text("prompt", self._prompt)
+            count = lib.gemrun_generate(self._pointer, prompt, self.c, self._ids)
+        else:
+            c_messages, keep = _messages(self._messages)
+            count = lib.gemrun_chat(self._pointer, c_messages, len(keep), self.c, self._ids)
+        return int(count)
+
+    def answer(self, count: int, run: _Run) -> Tokens:
+        """What it made."""
+        return Tokens(self._ids[0:count], "".join(run.pieces), _stats(self._pointer))
+
+
+def _config(kind: str, config: Config) -> tuple[Any, Any]:
+    """The engine's form of a configuration, and what keeps its text alive."""
+    arguments.known(kind, config, Config.__annotations__)
+    c = ffi.new("gemrun_config *", lib.gemrun_config_default())
+    kernel = config.get("kernel")
+    name = ffi.NULL if kernel is None else ffi.new("char[]", arguments.text("kernel", kernel))
+    c.kernel = name
+    for key, value in config.items():
+        if key != "kernel":
+            setattr(c, key, arguments.config_value(key, value))
+    return c, name
+
+
 def _check(status: int) -> int:
     if status < 0:
         raise error_of(status, ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace"))
@@ -651,15 +710,24 @@ def _stats(pointer: Any) -> Stats:
     c = ffi.new("gemrun_stats *")
     c.size = ffi.sizeof("gemrun_stats")
     _check(lib.gemrun_get_stats(pointer, c))
+    return _stats_of(c)
+
+
+def _stats_of(c: Any) -> Stats:
     values = {name: getattr(c, name) for name in Stats.__annotations__}
     values["finish"] = FINISH_REASONS[c.finish]
     return Stats(**values)
 
 
-def _info(pointer: Any) -> Info:
+def _c_info(pointer: Any) -> Any:
     c = ffi.new("gemrun_info *")
     c.size = ffi.sizeof("gemrun_info")
     _check(lib.gemrun_get_info(pointer, c))
+    return c
+
+
+def _info(pointer: Any) -> Info:
+    c = _c_info(pointer)
     values = {name: getattr(c, name) for name in Info.__annotations__ if name != "stop_ids"}
     for name in ("name", "family", "target", "kernel"):
         values[name] = ffi.string(values[name]).decode("utf-8", "replace")

@@ -23,9 +23,9 @@ class Order(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
     # No control characters and no quotes: a goal cannot write lines of the prompt.
-    goal: Annotated[str, Field(pattern=r"^[A-Za-z0-9 .,;:()/-]{1,80}$")]
+    goal: Annotated[str, Field(pattern=r"^[A-Za-z0-9 .,;:()/-]{1,60}$")]
     battery_percent: Annotated[int, Field(ge=0, le=100)]
-    obstacle_cm: Annotated[int, Field(ge=0, le=100_000)] | None  # null: the scanner sees none
+    obstacle_cm: Annotated[int, Field(ge=0, le=99_999)] | None  # null: the scanner sees none
     expires_at: Annotated[float, Field(gt=0)] | None = None  # seconds since 1970
 
 
@@ -75,6 +75,5 @@ def read_command(answer: str) -> Command:
         return Command.model_validate_json(answer)
     except ValidationError as error:
         kind, sentence = _first(error)
-        raise UnreadableError(
-            "no_json" if kind == "json_invalid" else "schema", sentence
-        ) from None
+        readable = kind not in ("json_invalid", "string_unicode")
+        raise UnreadableError("schema" if readable else "no_json", sentence) from None

@@ -1,0 +1,162 @@
+"""The throttle of a real daemon: a fake sysfs tree gets hot, real workers slow down.
+
+The tree stands in for a board: nothing reacts to what the daemon does, the test sets every value.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sysfs
+from daemon import Daemon, answer_of, wait_for
+
+PROMPT = "abc"
+OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]) -> Path:
+    return artifact_cache(tiny_checkpoint("qwen3", seed=0), *OPTIONS)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> sysfs.Sysfs:
+    """An Orin Nano that is cool, with this machine's memory."""
+    tree = sysfs.orin_nano(tmp_path / "board")
+    shutil.copy("/proc/meminfo", tree.root / "proc/meminfo")
+    for kind in ("tj-thermal", "cpu-thermal", "gpu-thermal"):
+        tree.heat(kind, 40.0)
+    return tree
+
+
+@pytest.fixture
+def daemon(board: sysfs.Sysfs, artifact: Path) -> Iterator[Daemon]:
+    with Daemon(sensors={"sysfs_root": str(board.root)}) as made:
+        made.replace(artifact, name="pilot")
+        wait_for(lambda: not made.call("model.status", name="pilot")["on_probation"])
+        yield made
+
+
+class Cabinet:
+    """A sensor that writes its value to a file twenty times a second."""
+
+    def __init__(self, path: Path, celsius: float) -> None:
+        self.celsius = celsius
+        self.source = f"file:{path}:0.001"
+        self._path = path
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{self.celsius * 1000:.0f}\n", encoding="utf-8")
+        fresh.rename(self._path)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            self._write()
+
+    def __enter__(self) -> Cabinet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def throttle(daemon: Daemon) -> dict[str, Any]:
+    return daemon.call("throttle.get")
+
+
+def test_heat_slows_the_workers_and_cooling_lets_them_go(
+    daemon: Daemon, board: sysfs.Sysfs, artifact: Path
+) -> None:
+    assert throttle(daemon)["level"] == 0
+    assert throttle(daemon)["faults"] == []
+    assert "°" not in daemon.gemctl("throttle", "--temp", "70")
+    assert throttle(daemon)["threshold_c"] == 70.0
+    for celsius in (50, 60, 68, 75):  # no jump that no silicon makes
+        board.heat("tj-thermal", celsius)
+        wait_for(lambda celsius=celsius: throttle(daemon)["temp_c"] == celsius)
+    hot = wait_for(lambda: (t := throttle(daemon))["level"] >= 1 and t)
+    wait_for(lambda: throttle(daemon)["duty"] < 1)
+    assert daemon.call("stats")["temp_c"] == 75.0
+    assert daemon.ask(PROMPT)["text"] == answer_of(artifact, PROMPT)  # slower, and the same
+    assert daemon.events("throttle.level")[0]["level"] >= 1
+    for celsius in (65, 50, 40):
+        board.heat("tj-thermal", celsius)
+        wait_for(lambda celsius=celsius: throttle(daemon)["temp_c"] == celsius)
+    wait_for(lambda: throttle(daemon)["level"] < hot["level"] or throttle(daemon)["duty"] > 0.9, 60)
+
+
+def test_a_sensor_that_lies_or_is_gone_makes_it_conservative(
+    daemon: Daemon, board: sysfs.Sysfs
+) -> None:
+    daemon.call("throttle.set", temp_c=70.0)
+    assert throttle(daemon)["duty"] == 1.0
+    for kind in ("tj-thermal", "cpu-thermal", "gpu-thermal"):
+        board.heat(kind, 200.0)
+    wait_for(lambda: throttle(daemon)["faults"])
+    wait_for(lambda: throttle(daemon)["duty"] <= 0.5)
+    assert daemon.events("sensor.fault")
+    for kind in ("tj-thermal", "cpu-thermal", "gpu-thermal"):
+        board.heat(kind, 40.0)
+    wait_for(lambda: not throttle(daemon)["faults"], 30)
+    assert daemon.events("sensor.ok")
+
+
+def test_an_external_sensor_only_makes_it_stricter(
+    daemon: Daemon, board: sysfs.Sysfs, tmp_path: Path
+) -> None:
+    with Cabinet(tmp_path / "cabinet", 41.0) as cabinet:
+        daemon.gemctl("throttle", "--temp", "70", "--external-temp-sensor", cabinet.source)
+        assert throttle(daemon)["external"] == [cabinet.source]
+        for celsius in (50, 60, 68, 76):
+            cabinet.celsius = celsius
+            wait_for(lambda celsius=celsius: throttle(daemon)["temp_c"] == celsius)
+        wait_for(lambda: throttle(daemon)["level"] >= 1)
+        for celsius in (50, 60, 68, 75):  # now the silicon is hot, and then the cabinet cools
+            board.heat("tj-thermal", celsius)
+            wait_for(lambda: daemon.call("stats"))
+        for celsius in (60, 45, 30):
+            cabinet.celsius = celsius
+            wait_for(lambda: daemon.call("stats"))
+        wait_for(lambda: throttle(daemon)["temp_c"] == 75.0)
+        assert throttle(daemon)["level"] >= 1
+        daemon.gemctl("throttle", "--reset")
+        assert throttle(daemon)["external"] == []
+
+
+def test_modes_and_limits_for_a_while(daemon: Daemon) -> None:
+    daemon.gemctl("throttle", "--mode", "conservative")
+    wait_for(lambda: throttle(daemon)["duty"] == 0.5)
+    daemon.gemctl("throttle", "--mode", "performance", "--for", "3s")
+    assert throttle(daemon)["mode"] == "performance"
+    assert throttle(daemon)["until"]
+    wait_for(lambda: throttle(daemon)["mode"] == "conservative")
+    assert throttle(daemon)["until"] is None
+    daemon.gemctl("throttle", "--reset")
+    assert throttle(daemon)["mode"] == "balanced"
+    daemon.gemctl("throttle", "--duty", "0.25")
+    assert throttle(daemon)["duty"] == 0.25
+
+
+def test_power_and_figures_of_the_board(daemon: Daemon) -> None:
+    wait_for(lambda: daemon.call("stats")["power_w"])
+    daemon.ask(PROMPT)
+    found = json.loads(daemon.gemctl("stats", "--json"))
+    assert found["power_w"] > 0
+    assert "VDD_IN" in json.dumps(daemon.call("bundle")) or found["power_w"]
+    wait_for(lambda: daemon.call("stats.history", seconds=60, step_s=1)["series"]["temp_c"][-1])
+    assert "temp_c" in daemon.gemctl("stats", "--history", "--step", "1")
+    assert daemon.call("daemon.info")["rss_bytes"] < 60e6
+    assert "sensor tj-thermal" in daemon.gemctl("doctor")
