@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,11 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "agv"
 sys.path.insert(0, str(EXAMPLE))
 
-from broker import Broker, client, until  # noqa: E402
-from can_bus import Frame, open_receiver, unpack  # noqa: E402
-from daemon import Daemon, wait_for  # noqa: E402
-from decide import DEADLINE_S, STOP, WHYS, contradiction, rule  # noqa: E402
+from can_bus import Frame, open_receiver, pack, unpack  # noqa: E402
+from decide import DEADLINE_S, STOP, WHYS, Decision, contradiction, rule  # noqa: E402
 from order import Command, Order  # noqa: E402
+
+from broker import Broker, client, until  # noqa: E402
+from daemon import Daemon, wait_for  # noqa: E402
 
 ACL = """\
 user plc
@@ -127,23 +129,29 @@ def order(number: int, **fields: Any) -> bytes:
 
 
 async def drive(
-    node: Node, broker: Broker, payloads: list[bytes], distinct: int, one_by_one: bool
+    node: Node,
+    broker: Broker,
+    payloads: list[bytes],
+    one_by_one: bool = False,
+    before: int = 0,
 ) -> list[dict[str, Any]]:
-    """Send orders; the reports of their decisions, once every one has its frame."""
+    """Send orders; the reports of their decisions. `before`: frames that there are already."""
+    count = len(payloads)
     async with client(broker, topic="agv/m1/decision") as plc:
         for number, payload in enumerate(payloads, 1):
             await plc.client.publish("agv/m1/order", payload, 1)
             if one_by_one:
                 await until(lambda number=number: len(plc.seen) >= number, 30)
-        await until(lambda: len(plc.seen) >= distinct and node.read() >= distinct, 60)
+        await until(lambda: len(plc.seen) >= count and node.read() >= before + count, 60)
         await asyncio.sleep(0.3)
-        assert (len(plc.seen), node.read()) == (distinct, distinct)
+        assert (len(plc.seen), node.read()) == (count, before + count)
         return [seen.json for seen in plc.seen]
 
 
 def checked(reports: list[dict[str, Any]], frames: list[Frame], seen: dict[str, Order]) -> None:
     """Numbered, labelled, safe, and the same on the bus."""
-    assert [report["number"] for report in reports] == list(range(1, len(reports) + 1))
+    first = reports[0]["number"]
+    assert [report["number"] for report in reports] == list(range(first, first + len(reports)))
     for report, frame in zip(reports, frames, strict=True):
         command = Command.model_validate(report["command"])
         assert report["why"] in WHYS
@@ -169,10 +177,16 @@ def figures(what: str, reports: list[dict[str, Any]]) -> None:
     print(f"{what}: p50 {middle:.1f} ms, most {times[-1]:.1f} ms, {late} late; {whys}")
 
 
+async def publish(broker: Broker, payloads: list[bytes], retain: bool = False) -> None:
+    async with client(broker, topic="") as plc:
+        for payload in payloads:
+            await plc.client.publish("agv/m1/order", payload, 1, retain)
+
+
 def test_orders_become_frames(gemctld: Daemon, broker: Broker, tmp_path_factory: Any) -> None:
     """Good, near, low, late, broken, repeated and kept orders, with a model that talks garbage."""
     bus, lock = vcan(tmp_path_factory.getbasetemp().parent)
-    states = [
+    states: list[dict[str, Any]] = [
         {},
         {"obstacle_cm": 60},
         {"battery_percent": 4},
@@ -182,43 +196,32 @@ def test_orders_become_frames(gemctld: Daemon, broker: Broker, tmp_path_factory:
     ]
     good = [order(number, **states[number % 6]) for number in range(24)]
     broken = [b"", b"{", b'{"id":"x"}', b"\xff" * 2000, b"[" * 2000, order(99, goal="a\nb")]
+    asyncio.run(publish(broker, [order(500)], retain=True))
     with lock, Node(gemctld, broker, bus, "--model", "tiny") as node:
-        payloads = [*good, *broken]
-        reports = asyncio.run(drive(node, broker, payloads, 30, one_by_one=True))
+        wait_for(node.read)
+        assert [(frame.why, frame.action) for frame in node.frames()] == [("retained", "stop")]
+        reports = asyncio.run(drive(node, broker, [*good, *broken], one_by_one=True, before=1))
         read = [Order.model_validate_json(payload) for payload in good]
         seen = {one.id: one for one in read if one.expires_at != 5}
-        checked(reports, node.frames(), seen)
+        checked(reports, node.frames()[1:], seen)
         figures("a random model", reports)
         assert {report["source"] for report in reports} == {"rule"}
         whys = Counter(report["why"] for report in reports)
         assert (whys["obstacle"], whys["expired"], whys["unreadable"]) == (4, 4, 6)
-        last = asyncio.run(twice_and_kept(node, broker))
-        assert last["why"] == "retained"
+        asyncio.run(publish(broker, good[:14]))
+        reports = asyncio.run(drive(node, broker, [order(24)], before=31))
+        checked(reports, node.frames()[31:], {"o-24": Order.model_validate_json(order(24))})
         wanted = "46 orders, 14 of them twice, 32 decisions; 32 frames sent, 0 lost"
         assert wanted in node.end()
-        assert len(node.raw) == 32
-    stands_in = "STAND-IN" in node.text()
-    assert stands_in == (not bus)
+    asyncio.run(publish(broker, [b""], retain=True))
+    assert ("STAND-IN" in node.text()) == (not bus)
     print(f"the bus was {node.bus}")
-
-
-async def twice_and_kept(node: Node, broker: Broker) -> Any:
-    """Repeated orders decide nothing; a retained one that waits for the node stops the vehicle."""
-    async with client(broker, topic="agv/m1/decision") as plc:
-        for number in range(14):
-            payload = order(number, **({}, {"obstacle_cm": 60})[number % 2])
-            if number % 6 < 2:
-                await plc.client.publish("agv/m1/order", payload, 1)
-                await plc.client.publish("agv/m1/order", payload, 1)
-        for number in range(2, 6):
-            pass
-        return None
 
 
 def test_the_storm_of_a_thousand(gemctld: Daemon, broker: Broker) -> None:
     payloads = [order(n, obstacle_cm=(None, 50)[n % 2]) for n in range(1000)]
     with Node(gemctld, broker, [], "--model", "tiny") as node:
-        reports = asyncio.run(drive(node, broker, payloads, 1000, one_by_one=False))
+        reports = asyncio.run(drive(node, broker, payloads))
         read = [Order.model_validate_json(payload) for payload in payloads]
         checked(reports, node.frames(), {one.id: one for one in read})
         assert [report["order"] for report in reports] == [one.id for one in read]
@@ -242,7 +245,7 @@ def test_smollm2_commands(
     with Daemon() as gemctld:
         gemctld.replace(artifact, name="smollm2")
         with Node(gemctld, broker, [], "--model", "smollm2") as node:
-            reports = asyncio.run(drive(node, broker, payloads, 24, one_by_one=True))
+            reports = asyncio.run(drive(node, broker, payloads, one_by_one=True))
             read = [Order.model_validate_json(payload) for payload in payloads]
             checked(reports, node.frames(), {one.id: one for one in read})
             figures("SmolLM2", reports)
@@ -257,18 +260,18 @@ def test_an_open_order_is_decided_at_the_end(gemctld: Daemon, broker: Broker) ->
     with Node(gemctld, broker, [], "--model", "tiny") as node:
         os.kill(gemctld.pid, signal.SIGSTOP)
         try:
-
-            async def body() -> None:
-                async with client(broker, topic="agv/m1/decision") as plc:
-                    await plc.client.publish("agv/m1/order", order(1), 1)
-
-            asyncio.run(body())
-            assert re.search(r"[01] orders, 0 of them twice, ([01]) decisions; \1 ", node.end())
+            asyncio.run(publish(broker, [order(1)]))
+            time.sleep(0.1)
+            last = node.end()
         finally:
             os.kill(gemctld.pid, signal.SIGCONT)
+        found = re.search(r"agv: (\d) orders, 0 of them twice, (\d) decisions; (\d) frames", last)
+        assert found is not None
+        assert found[1] == found[2] == found[3] == str(node.read())
+        assert {frame.why for frame in node.frames()} <= {"ended", "timeout"}
 
 
-def test_no_bus_is_said(broker: Broker) -> None:
+def test_no_bus_is_said() -> None:
     """Without an interface and a stand-in, or with an interface that is not there, it ends."""
     for words in ([], ["--can", "nosuchcan0"]):
         command = [sys.executable, str(EXAMPLE / "agv_node.py"), "--name", "m1", *words]
@@ -277,9 +280,9 @@ def test_no_bus_is_said(broker: Broker) -> None:
         assert re.fullmatch(r"agv: (CAN|nosuchcan0): [^;]+; [^;]+\n", done.stderr)
 
 
-def test_the_vehicle_prints_what_it_reads(gemctld: Daemon, broker: Broker) -> None:
+def test_the_vehicle_prints_what_it_reads(tmp_path: Path) -> None:
     """examples/agv/vehicle.py as a process of its own."""
-    place = gemctld.folder / "printed"
+    place = tmp_path / "can"
     command = [sys.executable, str(EXAMPLE / "vehicle.py"), "--stand-in", str(place)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as vehicle:
         assert vehicle.stdout is not None
@@ -287,6 +290,10 @@ def test_the_vehicle_prints_what_it_reads(gemctld: Daemon, broker: Broker) -> No
             assert "STAND-IN" in vehicle.stdout.readline()
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.sendto(b"x" * 16, str(place))
+                told = Decision(258, "a", STOP, "rule", "obstacle", "", 1.0)
+                sender.sendto(pack(told), str(place))
             assert "ignored" in vehicle.stdout.readline()
+            wanted = "2 stop     0 cm/s, valid for 2 s  by rule: obstacle"
+            assert vehicle.stdout.readline().strip() == wanted
         finally:
             vehicle.kill()
