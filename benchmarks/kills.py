@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from daemon import Daemon, answer_of, wait_for  # noqa: E402
 from gemctl.client import Refused  # noqa: E402
-from gemctl.state import PREVIOUS, STATE, unpack  # noqa: E402
+from gemctl.store.state import PREVIOUS, STATE, unpack  # noqa: E402
 
 PROMPT = "abc"
 BACK_S = 60.0

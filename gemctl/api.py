@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gemctl import replace
 from gemctl.config import Celsius, Mode
 from gemctl.core import policy
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.models import Model, Models
+from gemctl.serve import replace
+from gemctl.serve.models import Model, Models
 from gemctl.service import Caller, Emit
 
 if TYPE_CHECKING:

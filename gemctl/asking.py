@@ -155,7 +155,7 @@ def change_model(
     serial: bool,
 ) -> None:
     """gemctl model --disable | --enable | --replace FILE."""
-    from gemctl import render
+    from gemctl.show import render
 
     replacing = file is not None or digest is not None
     if disable + enable + replacing > 1:
@@ -184,7 +184,7 @@ def change_model(
 
 def stage(session: Session, file: str, name: str) -> None:
     """gemctl model stage FILE."""
-    from gemctl import render
+    from gemctl.show import render
 
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     session.watch("model.stage", render.phase, render.staged, fd, name=name)
@@ -239,7 +239,7 @@ def throttle(
     **given: Any,
 ) -> None:
     """gemctl throttle."""
-    from gemctl import render
+    from gemctl.show import render
 
     changes = {key: value for key, value in given.items() if value is not None}
     for_s = seconds_of(lasting)
@@ -339,8 +339,9 @@ def fleet_status(session: Session, /, group: str | None, **given: Any) -> None:
     import asyncio
     import dataclasses
 
-    from gemctl import fleet, render
+    from gemctl import fleet
     from gemctl.errors import ApiError
+    from gemctl.show import render
 
     try:
         found = asyncio.run(fleet.status(broker(**given), group or ""))
@@ -365,8 +366,9 @@ def fleet_rollout(
     import asyncio
     import dataclasses
 
-    from gemctl import fleet, render
+    from gemctl import fleet
     from gemctl.errors import ApiError
+    from gemctl.show import render
 
     options = fleet.RolloutOptions(
         broker=broker(**given),

@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from gemctl import asking, render
+from gemctl import asking
 from gemctl.asking import Session
+from gemctl.show import render
 from gemrun import console
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -84,7 +85,7 @@ def events(session: Session, follow: bool, after: int | None) -> None:
 @pass_session
 def top(session: Session, interval: float, once: bool) -> None:
     """A live view: temperature, tokens per second, throttle level."""
-    from gemctl import top as top_
+    from gemctl.show import top as top_
 
     top_.run(session, interval, once)
 

@@ -26,22 +26,24 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import config as config_
-from gemctl import metrics as metrics_
-from gemctl import mqtt, replace, server, waiting, web
-from gemctl import power as power_
+from gemctl import mqtt, server, waiting
 from gemctl.api import Api
-from gemctl.attached import Attached
+from gemctl.board import power as power_
+from gemctl.board.powerd_client import PowerdClient
+from gemctl.board.sensors import Sensors
+from gemctl.board.throttling import Throttle
 from gemctl.core import slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.history import History
-from gemctl.models import Models
 from gemctl.notify import notify, watchdog_s
-from gemctl.powerd_client import PowerdClient
-from gemctl.sensors import Sensors
-from gemctl.state import Boot, StateFile
-from gemctl.store import Store, check_name
-from gemctl.throttling import Throttle
+from gemctl.serve import replace
+from gemctl.serve.attached import Attached
+from gemctl.serve.models import Models
+from gemctl.show import metrics as metrics_
+from gemctl.show import web
+from gemctl.show.history import History
+from gemctl.store.state import Boot, StateFile
+from gemctl.store.store import Store, check_name
 
 VERSION = "0.1.0"
 LOG_KEPT = 500
@@ -260,6 +262,7 @@ class Daemon:
             {
                 "temp_c": d.temp_c if d else None,
                 "predicted_c": d.predicted_c if d else None,
+                "threshold_c": d.threshold_c if d else None,
                 "throttle_level": float(d.level) if d else None,
                 "duty": self.models.pace.duty,
                 "throughput_tps": last.get("decode_tps") if model and model.current else None,

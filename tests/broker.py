@@ -36,7 +36,7 @@ from paho.mqtt.properties import Properties
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.mqtt_bridge import Backoff, Bridge
+from gemctl.mqtt.bridge import Backoff, Bridge
 from gemctl.service import Caller, Emit
 
 SITE = "plant"

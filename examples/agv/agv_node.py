@@ -23,7 +23,7 @@ from pathlib import Path
 
 import aiomqtt
 from ask import Ask, Daemon
-from can_bus import CanBus, NoBusError, pack
+from can_bus import STALE_S, CanBus, NoBusError, pack
 from decide import Decider, Decision
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -152,7 +152,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         password = arguments.password_file.read_text(encoding="utf-8").strip()
     user, authority = arguments.username, arguments.ca_file
     broker = Broker(arguments.host, arguments.port, user, password, authority)
-    bus = CanBus(arguments.can, arguments.stand_in)
+    bus = CanBus(arguments.can, arguments.stand_in, arguments.stale_s)
     print(f"agv: sends to {bus.name}", flush=True)
     node = Node(arguments.name, broker, bus, Daemon(arguments.gemctl, arguments.model).ask)
     task = asyncio.create_task(node.run())
@@ -180,6 +180,9 @@ def main() -> int:
     parser.add_argument("--ca-file", type=Path, help="of the broker's authority; means TLS")
     parser.add_argument("--can", help="interface, as can0")
     parser.add_argument("--stand-in", type=Path, help="path, where there is no CAN")
+    parser.add_argument(
+        "--stale-s", type=float, default=STALE_S, help=f"a frame waits so long ({STALE_S:g} s)"
+    )
     parser.add_argument("--gemctl", type=Path, default=Path("/run/gemctl/gemctl.sock"))
     parser.add_argument("--model", help="its name in gemctld (the active one)")
     try:

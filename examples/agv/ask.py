@@ -45,6 +45,7 @@ class Daemon:
             "max_tokens": ANSWER_TOKENS,
             "temperature": 0.0,
             "stop": [STOP],
+            "speculate": 6,  # an answer repeats most of an example: the same text, sooner
             "stream": False,
             "priority": "high",
             "deadline_ms": max(1, int(left_s * 1e3)),

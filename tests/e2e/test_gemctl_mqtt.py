@@ -24,7 +24,7 @@ from broker import SITE, Broker, Client, FakeService, Running, client, running, 
 from gemctl import mqtt
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.mqtt_commands import LONG, METHODS, READ
+from gemctl.mqtt.commands import LONG, METHODS, READ
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOLS = ["5", "3.1.1"]
@@ -414,7 +414,7 @@ def test_events_and_replies_wait_for_the_broker(own: Broker) -> None:
 
 def test_a_broker_that_falls_silent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection stays, nothing comes: what is not confirmed in time is sent again."""
-    monkeypatch.setattr("gemctl.mqtt_client.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("gemctl.mqtt.client.TIMEOUT_S", 0.3)
 
     async def body() -> None:
         front = Front(broker.port)
@@ -619,7 +619,7 @@ def test_taps_hear_sensors_of_others(broker: Broker) -> None:
 
 
 def test_without_the_extra_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gemctl.mqtt_bridge", "gemctl.mqtt_client"):
+    for name in ("gemctl.mqtt.bridge", "gemctl.mqtt.client"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "aiomqtt", None)
 

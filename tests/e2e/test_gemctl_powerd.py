@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 import sysfs
-from gemctl import powerd, powerd_client
+from gemctl.board import powerd, powerd_client
+from gemctl.board.powerd_client import PowerdClient
 from gemctl.errors import ApiError
-from gemctl.powerd_client import PowerdClient
 
 PATIENCE_S = 20.0
 CPU0 = "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq"
@@ -56,7 +56,7 @@ class Powerd:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
-        command = [sys.executable, "-m", "gemctl.powerd", "--socket", str(self.socket)]
+        command = [sys.executable, "-m", "gemctl.board.powerd", "--socket", str(self.socket)]
         command += ["--sysfs-root", str(self.tree.root), *(options or self.options)]
         before = self.said().count("ready: ")
         with self.log.open("ab") as log:
@@ -279,7 +279,7 @@ def test_two_clients_the_lower_cap_counts(helper: Powerd, link: Link) -> None:
 def test_a_second_helper_is_refused(helper: Powerd, link: Link) -> None:
     link.ask("cap_cpu", khz=1200000)
     second = subprocess.run(
-        [sys.executable, "-m", "gemctl.powerd", "--socket", str(helper.socket),
+        [sys.executable, "-m", "gemctl.board.powerd", "--socket", str(helper.socket),
          "--sysfs-root", str(helper.tree.root), *helper.options],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
@@ -747,7 +747,7 @@ def test_client_that_is_not_allowed_is_told(helper: Powerd, reachable: Path) -> 
     code = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from gemctl.powerd_client import PowerdClient\n"
+        "from gemctl.board.powerd_client import PowerdClient\n"
         "from gemctl.errors import ApiError\n"
         "async def run():\n"
         "    client = PowerdClient(Path(sys.argv[1]))\n"
@@ -776,7 +776,8 @@ def test_it_imports_little_and_stays_small(helper: Powerd, link: Link) -> None:
     code = "import sys, gemctl.powerd; print(*sorted(m for m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = set(done.stdout.split())
-    assert {name for name in names if name.startswith("gemctl")} == {"gemctl", "gemctl.powerd"}
+    ours = {name for name in names if name.startswith("gemctl")}
+    assert ours == {"gemctl", "gemctl.board", "gemctl.board.powerd"}
     assert not names & {"pydantic", "click", "asyncio", "numpy", "msgpack", "ssl"}
 
 

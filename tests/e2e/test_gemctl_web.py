@@ -26,13 +26,13 @@ from typing import Any
 
 import pytest
 
-from gemctl import web
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.history import History
-from gemctl.metrics import Metrics, Prometheus
 from gemctl.service import Caller, Emit
-from gemctl.web import MAX_CONNECTIONS, MAX_HEAD, StatusServer, content_policy, parse_listen
+from gemctl.show import web
+from gemctl.show.history import History
+from gemctl.show.metrics import Metrics, Prometheus
+from gemctl.show.web import MAX_CONNECTIONS, MAX_HEAD, StatusServer, content_policy, parse_listen
 
 PATIENCE_S = 60.0
 # The page refreshes ten times as often here as it says.

@@ -54,7 +54,9 @@ def test_header_is_fit_for_cpp(header: str, tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
     source = tmp_path / "use.cc"
-    source.write_text(f'#include "{header}"\nint main() {{ return gemrun_version() == nullptr; }}\n')
+    source.write_text(
+        f'#include "{header}"\nint main() {{ return gemrun_version() == nullptr; }}\n'
+    )
     command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
     subprocess.run([*command, "-c", source, "-o", tmp_path / "use.o"], check=True)
 

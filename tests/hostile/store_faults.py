@@ -34,10 +34,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gemctl import copying, state
 from gemctl.errors import ApiError
-from gemctl.state import Load, State, StateFile
-from gemctl.store import Store
+from gemctl.store import copying, state
+from gemctl.store.state import Load, State, StateFile
+from gemctl.store.store import Store
 
 SOAK = bool(os.environ.get("GEM_SOAK"))
 ERRORS = ("ENOSPC", "EIO", "EROFS", "EINTR")

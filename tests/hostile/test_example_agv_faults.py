@@ -497,7 +497,8 @@ def test_damaged_orders_are_decided_once() -> None:
 
 def test_the_prompt_holds_one_state() -> None:
     text = prompt(Order.model_validate_json(order(goal="(a): b; c/d, e. f", obstacle_cm=250)))
-    assert text.endswith("State: obstacle 250 cm, battery 80 %, order: (a): b; c/d, e. f\nCommand:")
+    wanted = "\n(a): b; c/d, e. f, obstacle at 250 cm, battery 80 % ->"
+    assert text.endswith(wanted)
     assert len(text) < 700
 
 

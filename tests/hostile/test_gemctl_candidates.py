@@ -21,8 +21,8 @@ import pytest
 
 from daemon import Daemon, answer_of, gemrun_path, wait_for
 from fuzz.mutate import find, reseal, section_range
-from gemctl.artifact import declared
 from gemctl.client import Refused
+from gemctl.serve.artifact import declared
 from gemrun.format.reader import read_artifact
 from gemrun.format.spec import TestVector, size_of
 

@@ -24,7 +24,7 @@ import aiomqtt
 import pytest
 
 from broker import SITE, Broker, Client, client, running, secret, until
-from gemctl.mqtt_commands import METHODS
+from gemctl.mqtt.commands import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = f"gemctl/v1/{SITE}/m1/cmd"

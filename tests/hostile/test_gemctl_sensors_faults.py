@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import sysfs
-from gemctl import sensors as module
+from gemctl.board import sensors as module
+from gemctl.board.sensors import Sensors, parse_source
 from gemctl.errors import ApiError
-from gemctl.sensors import Sensors, parse_source
 
 WAIT_S = 10.0
 

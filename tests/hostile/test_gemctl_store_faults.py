@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from gemctl import state
 from gemctl.errors import ApiError
-from gemctl.state import State, StateFile
-from gemctl.store import Store
+from gemctl.store import state
+from gemctl.store.state import State, StateFile
+from gemctl.store.store import Store
 
 DRIVER = Path(__file__).with_name("store_faults.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,7 +226,7 @@ def test_a_full_disk_is_named_with_both_sizes_and_goes_on_serving(
 
 def test_space_that_goes_while_copying_is_told_too(disk: Path, tmp_path: Path) -> None:
     """Somebody else fills the disk behind the first look at what is free."""
-    from gemctl.copying import Pace
+    from gemctl.store.copying import Pace
 
     with Store(disk) as box:
         first = stage(box, candidate(tmp_path, 1))
@@ -282,7 +282,7 @@ def test_a_file_size_limit_is_like_a_full_disk(tmp_path: Path, size: int) -> Non
         box.mark_good("m", first)
     source = candidate(tmp_path, 2)
     script = (
-        "import sys; from pathlib import Path; from gemctl.store import Store\n"
+        "import sys; from pathlib import Path; from gemctl.store.store import Store\n"
         "from gemctl.errors import ApiError\n"
         "with Store(Path(sys.argv[1])) as box, open(sys.argv[2], 'rb') as source:\n"
         "    try: box.stage('m', source.fileno(), size_most=1 << 30)\n"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gemctl import asking, render, top
+from gemctl import asking
 from gemctl.cli import main
+from gemctl.show import render, top
 
 ROOT = Path(__file__).resolve().parents[2]
 STATS: dict[str, Any] = {

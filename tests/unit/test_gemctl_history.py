@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.history import DRAWN, MAX_SERIES, TTFT_KEPT, History, Window
+from gemctl.show.history import DRAWN, MAX_SERIES, TTFT_KEPT, History, Window
 
 
 def test_seconds_of_ten_minutes() -> None:
@@ -157,7 +157,7 @@ def test_size_is_fixed() -> None:
 
 
 def test_the_page_draws_these_series(root: Path) -> None:
-    page = (root / "gemctl" / "page.html").read_text("utf-8")
+    page = (root / "gemctl" / "show" / "page.html").read_text("utf-8")
     assert all(page.count(f'["{name}", ') == 1 for name in DRAWN)
 
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemctl.errors import ApiError
-from gemctl.metrics import MAX_MODELS, MAX_SENSORS, OUTCOMES, Metrics, Prometheus
+from gemctl.show.metrics import MAX_MODELS, MAX_SENSORS, OUTCOMES, Metrics, Prometheus
 
 
 def samples(metrics: Prometheus) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -157,7 +157,7 @@ def test_both_have_the_same_methods() -> None:
 def test_the_library_is_imported_late_and_missed_in_one_sentence() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
-        "from gemctl.metrics import Metrics, Prometheus\n"
+        "from gemctl.show.metrics import Metrics, Prometheus\n"
         "from gemctl.errors import ApiError\n"
         "Metrics().tokens('lm', 1)\n"
         "try: Prometheus()\n"

@@ -23,8 +23,8 @@ from broker import FakeService
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.mqtt_bridge import Backoff, device_name
-from gemctl.mqtt_commands import (
+from gemctl.mqtt.bridge import Backoff, device_name
+from gemctl.mqtt.commands import (
     DEPTH,
     METHODS,
     MOST_BYTES,
@@ -38,11 +38,11 @@ from gemctl.mqtt_commands import (
     read,
     strict_object,
 )
-from gemctl.mqtt_discovery import announcement, document
-from gemctl.mqtt_dispatch import RUNNING, RUNNING_SLOW, Dispatcher, encode
-from gemctl.mqtt_loss import LossGuard
-from gemctl.mqtt_outbox import Item, Outbox
-from gemctl.mqtt_replies import Replies
+from gemctl.mqtt.discovery import announcement, document
+from gemctl.mqtt.dispatch import RUNNING, RUNNING_SLOW, Dispatcher, encode
+from gemctl.mqtt.loss import LossGuard
+from gemctl.mqtt.outbox import Item, Outbox
+from gemctl.mqtt.replies import Replies
 from gemctl.service import Caller, Emit
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sysfs
-from gemctl.power import (
+from gemctl.board.power import (
     Cluster,
     Power,
     clusters,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import sysfs
+from gemctl.board.sensors import TRIPS_S, Reading, Sensors, Trips, family, parse_source
 from gemctl.errors import ApiError
-from gemctl.sensors import TRIPS_S, Reading, Sensors, Trips, family, parse_source
 
 WAIT_S = 10.0  # for an external sensor's thread: long, so that no test depends on speed
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gemctl import sign
-from gemctl.copying import Pace
 from gemctl.errors import ApiError
+from gemctl.store import sign
+from gemctl.store.copying import Pace
 from gemmake import signing
 from gemmake.check import rules
 from gemmake.check.cli import main as gemcheck
@@ -529,7 +529,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> No
 def test_nothing_is_loaded_before_it_is_needed(tmp_path: Path, signed: Path) -> None:
     """Neither by the import nor for an artifact that nobody known has signed."""
     script = (
-        "import os, sys; from pathlib import Path; from gemctl import sign\n"
+        "import os, sys; from pathlib import Path; from gemctl.store import sign\n"
         "folder = Path(sys.argv[2])\n"
         "for policy in ('off', 'preferred', 'required'):\n"
         "    sign.check(os.open(sys.argv[1], os.O_RDONLY), policy, folder / 'none')\n"

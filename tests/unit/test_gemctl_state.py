@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemctl import durable, state
 from gemctl.errors import ApiError
-from gemctl.state import Load, ModelState, State, StateFile, ThrottleState, Trial
+from gemctl.store import durable, state
+from gemctl.store.state import Load, ModelState, State, StateFile, ThrottleState, Trial
 
 A, B = "a" * 64, "b" * 64
 FULL = State(

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from gemctl import copying, durable, store
-from gemctl.copying import Pace
 from gemctl.errors import ApiError
-from gemctl.store import Store, Versions
+from gemctl.store import copying, durable, store
+from gemctl.store.copying import Pace
+from gemctl.store.store import Store, Versions
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 1 << 30
@@ -268,8 +268,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """64 MiB through a process whose heap may grow by 16."""
     (tmp_path / "x").write_bytes(b"ab" * (32 << 20))
     script = (
-        "import os, resource, sys; from pathlib import Path; from gemctl import copying\n"
-        "from gemctl.store import Store\n"
+        "import os, resource, sys; from pathlib import Path; from gemctl.store import copying\n"
+        "from gemctl.store.store import Store\n"
         "if len(sys.argv) > 3: del os.copy_file_range\n"
         "box = Store(Path(sys.argv[1])); fd = os.open(sys.argv[2], os.O_RDONLY)\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGESIZE')\n"

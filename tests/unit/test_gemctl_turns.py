@@ -10,7 +10,7 @@ import pytest
 
 from gemctl.core.policy import Waiting
 from gemctl.errors import ApiError
-from gemctl.turns import Engine, Turns
+from gemctl.serve.turns import Engine, Turns
 
 
 class Clock:

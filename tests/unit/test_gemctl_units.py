@@ -196,7 +196,7 @@ def started(tmp_path: Path) -> Callable[..., tuple[subprocess.Popen[bytes], Path
 
     def start(*before: str, group: int) -> tuple[subprocess.Popen[bytes], Path]:
         os.chown(folder, 0, group)
-        command = [*before, sys.executable, "-m", "gemctl.powerd", "--socket", str(path)]
+        command = [*before, sys.executable, "-m", "gemctl.board.powerd", "--socket", str(path)]
         command += ["--sysfs-root", str(tree.root), "--group", str(group)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         end = time.monotonic() + PATIENCE_S

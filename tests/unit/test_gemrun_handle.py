@@ -14,29 +14,57 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gemrun
 from gemrun import GemRunContext, GemRunHandle, HandleStats, ReplaceTimes, Tokens
-from gemrun.errors import ArtifactError, CallError, ClosedError, NoChatError, PromptError
+from gemrun.errors import (
+    ArtifactError,
+    CallError,
+    ClosedError,
+    NoChatError,
+    PromptError,
+    TestVectorError,
+)
 from reference import make_image
+from reference import records as rec
 
 SHAPE = make_image.Shape(layers=(make_image.Layer(), make_image.Layer(window=32)), context=256)
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_stop_ids": True}
 
 
+def with_test(shape: make_image.Shape, seed: int, file: Path, off: int = 0) -> bytes:
+    """An artifact with a test vector that holds, or is off."""
+
+    def fill(image: bytes) -> Any:
+        file.write_bytes(image)
+        record = np.zeros((), rec.TEST)
+        record["prompt_count"], record["step_count"] = 3, 4
+        record["prompt"][:3] = [1, 2, 3]
+        with GemRunContext(file, ignore_memory=True) as context:
+            digest, steps = context.test_vector([1, 2, 3], 4)
+        record["digest"], record["steps"][:4] = digest + off, steps
+        return record
+
+    return make_image.make(shape, seed, fill)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two versions of a model, one of another context, and one that is cut short."""
+    """Two versions of a model; others: of another context, cut short, with a wrong test vector."""
     folder = tmp_path_factory.mktemp("handle")
+    scratch = folder / "scratch"
     made = {
-        "a": make_image.make(SHAPE, seed=3),
-        "b": make_image.make(SHAPE, seed=4),
-        "long": make_image.make(replace(SHAPE, context=320), seed=3),
+        "a": with_test(SHAPE, 3, scratch),
+        "b": with_test(SHAPE, 4, scratch),
+        "long": with_test(replace(SHAPE, context=320), 3, scratch),
+        "wrong": with_test(SHAPE, 3, scratch, off=1),
     }
     made["cut"] = made["a"][:-256]
     for name, data in made.items():
@@ -65,6 +93,17 @@ def until(what: Callable[[], object]) -> None:
     """Wait for a state; the run's own limit ends a test whose state never comes."""
     while not what():
         time.sleep(0.002)
+
+
+@contextmanager
+def asking(handle: GemRunHandle) -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests; none stays held, whatever fails meanwhile."""
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool
+        finally:
+            with suppress(ClosedError):
+                handle.pace()
 
 
 def mappings(path: Path) -> int:
@@ -174,6 +213,7 @@ def test_replace(files: dict[str, Path], answers: dict[str, Tokens]) -> None:
         assert handle.infer("hello", 12, **GREEDY) == answers["a"]
         times = handle.replace(files["b"], warmup_prompt="warm", check_weights=True)
         assert isinstance(times, ReplaceTimes)
+        assert times.tests == 1
         assert min(times.open_ms, times.test_ms, times.warmup_ms, times.flip_ms) >= 0
         assert handle.infer("hello", 12, **GREEDY) == answers["b"]
         assert (mappings(files["a"]), mappings(files["b"])) == (0, 1)
@@ -188,6 +228,8 @@ def test_what_is_refused_leaves_the_model(
         handle.replace(files["cut"])
     with pytest.raises(ArtifactError, match="No such file"):
         handle.replace(files["a"].with_name("none"))
+    with pytest.raises(TestVectorError, match="gave another answer"):
+        handle.replace(files["wrong"])
     with pytest.raises(PromptError, match="tokens, room for"):
         handle.replace(files["b"], warmup_prompt="x" * 600)
     with pytest.raises(CallError, match="context or KV type differs") as caught:
@@ -207,7 +249,7 @@ def test_a_stream_keeps_its_model(
     first = next(stream)
     handle.replace(files["b"])
     assert mappings(files["a"]) == 1
-    with ThreadPoolExecutor() as pool:
+    with asking(handle) as pool:
         later = pool.submit(handle.infer, "hello", 12, **GREEDY)
         until(lambda: handle.stats().waiting == 1)
         handle.pace()
@@ -253,7 +295,7 @@ def test_disable_and_enable(
 
 def test_pace_holds_and_cancel_ends(handle: GemRunHandle, answers: dict[str, Tokens]) -> None:
     handle.pace(0)
-    with ThreadPoolExecutor() as pool:
+    with asking(handle) as pool:
         held = pool.submit(handle.infer, "hello", 12, **GREEDY)
         until(lambda: handle.stats().steps == 1)
         later = pool.submit(handle.infer, "hello", 12, **GREEDY)
@@ -318,7 +360,7 @@ def test_an_interrupt_ends_a_request_that_is_held(files: dict[str, Path]) -> Non
 def test_close_ends_who_is_inside_and_refuses_who_waits(files: dict[str, Path]) -> None:
     handle = GemRunHandle(files["a"], ignore_memory=True)
     handle.pace(0)
-    with ThreadPoolExecutor(5) as pool:
+    with asking(handle) as pool:
         asked = [pool.submit(handle.infer, "hello", 12, **GREEDY) for _ in range(5)]
         until(lambda: handle.stats().waiting == 4)
         handle.close()
@@ -465,8 +507,8 @@ def test_many_threads_do_everything(files: dict[str, Path], answers: dict[str, T
             whole += len(tokens) == 12
         return whole
 
-    with ThreadPoolExecutor() as pool:
-        asking = [pool.submit(ask) for _ in range(3)]
+    with asking(handle) as pool:
+        asked = [pool.submit(ask) for _ in range(3)]
         for number in range(40):
             handle.pace(number % 2, number % 3, prefill_duty=1)
             handle.replace(files["ab"[number % 2]])
@@ -478,6 +520,6 @@ def test_many_threads_do_everything(files: dict[str, Path], answers: dict[str, T
             handle.detach()
         handle.pace()
         stop.set()
-        assert all(future.result() > 0 for future in asking)
+        assert all(future.result() > 0 for future in asked)
     handle.close()
     assert mappings(files["a"]) + mappings(files["b"]) == 0

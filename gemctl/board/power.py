@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemctl.sensors import folders, read_number, read_short, read_word
+from gemctl.board.sensors import folders, read_number, read_short, read_word
 
 MAX_WATTS = 2000.0  # above: a counter that began anew, not a load
 LONGEST_GAP_S = 10.0  # between two samples whose energy is still taken as known

@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gemctl import durable
 from gemctl.config import Celsius, Mode
-from gemctl.durable import explained
 from gemctl.errors import ApiError
+from gemctl.store import durable
+from gemctl.store.durable import explained
 
 STATE, PREVIOUS, DAMAGED = "state.json", "state.json.previous", "state.json.damaged"
 MAX_BYTES = 256 << 10

@@ -26,7 +26,7 @@ from gemctl.core.policy import Counts, decide_rollout
 from gemctl.errors import ApiError
 
 if TYPE_CHECKING:
-    from gemctl.fleet_link import FleetLink
+    from gemctl.fleet.link import FleetLink
 
 DISCOVER_S = 5.0
 PARALLEL = 20  # devices at it at once: their events have to fit into the broker's queue
@@ -157,7 +157,7 @@ def decide(
 @asynccontextmanager
 async def _connected(broker: MqttConfig) -> AsyncIterator[FleetLink]:
     try:
-        from gemctl.fleet_link import FleetLink
+        from gemctl.fleet.link import FleetLink
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("aiomqtt", "paho"):
             raise

@@ -15,7 +15,7 @@ from gemctl.events import EventHub
 from gemctl.service import Service
 
 if TYPE_CHECKING:
-    from gemctl.mqtt_bridge import Bridge
+    from gemctl.mqtt.bridge import Bridge
 
 
 def bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) -> Bridge:
@@ -24,7 +24,7 @@ def bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) 
     Raises ApiError where aiomqtt is missing or the device's name cannot be used.
     """
     try:
-        from gemctl.mqtt_bridge import Bridge
+        from gemctl.mqtt.bridge import Bridge
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("aiomqtt", "paho"):
             raise

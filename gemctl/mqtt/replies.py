@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl.mqtt_commands import Answer, Command
+from gemctl.mqtt.commands import Answer, Command
 
 
 @dataclass

@@ -22,12 +22,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl import artifact, hooks, machine, waiting
-from gemctl.copying import Pace as CopyPace
+from gemctl import waiting
+from gemctl.board import machine
 from gemctl.core import policy
 from gemctl.errors import ApiError
-from gemctl.models import Model, Models, Slot
-from gemctl.state import begin_trial, end_trial
+from gemctl.serve import artifact, hooks
+from gemctl.serve.models import Model, Models, Slot
+from gemctl.store.copying import Pace as CopyPace
+from gemctl.store.state import begin_trial, end_trial
 
 PROBATION_LOOK_S = 0.2
 Tell = Callable[[dict[str, Any]], Awaitable[None]]

@@ -12,14 +12,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl import artifact, waiting
-from gemctl.channel import Channel, error_of
+from gemctl import waiting
 from gemctl.config import ModelsConfig
-from gemctl.copying import Pace as CopyPace
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.models import Pace
-from gemctl.store import Store
+from gemctl.serve import artifact
+from gemctl.serve.channel import Channel, error_of
+from gemctl.serve.models import Pace
+from gemctl.store.copying import Pace as CopyPace
+from gemctl.store.store import Store
 
 if TYPE_CHECKING:
     from gemctl.api import ReplaceParams

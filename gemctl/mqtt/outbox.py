@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from gemctl.mqtt_commands import MOST_BYTES
+from gemctl.mqtt.commands import MOST_BYTES
 
 
 @dataclass(frozen=True)

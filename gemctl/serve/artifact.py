@@ -110,7 +110,7 @@ async def inspect(name: str, path: Path, config: ModelsConfig, root: Path) -> In
         "root": str(root),
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gemctl.inspect", json.dumps(options)),
+        *(sys.executable, "-m", "gemctl.serve.inspect", json.dumps(options)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemctl.mqtt_commands import Topics
-from gemctl.mqtt_dispatch import encode
-from gemctl.mqtt_outbox import Item
+from gemctl.mqtt.commands import Topics
+from gemctl.mqtt.dispatch import encode
+from gemctl.mqtt.outbox import Item
 
 
 def _sensor(identity: str, key: str, name: str, value: str, **more: Any) -> dict[str, Any]:

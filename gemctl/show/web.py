@@ -33,9 +33,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.history import COARSE_S, LONGEST_S, History
-from gemctl.metrics import CONTENT_TYPE, Metrics
 from gemctl.service import Service
+from gemctl.show.history import COARSE_S, LONGEST_S, History
+from gemctl.show.metrics import CONTENT_TYPE, Metrics
 
 MAX_HEAD = 8192
 MAX_CONNECTIONS = 32

@@ -10,10 +10,10 @@ from typing import Any
 from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
-from gemctl.mqtt_client import Link, LinkError
-from gemctl.mqtt_commands import ROOT, Arrived, Refusal, strict_object
-from gemctl.mqtt_dispatch import encode
-from gemctl.mqtt_outbox import Item
+from gemctl.mqtt.client import Link, LinkError
+from gemctl.mqtt.commands import ROOT, Arrived, Refusal, strict_object
+from gemctl.mqtt.dispatch import encode
+from gemctl.mqtt.outbox import Item
 
 ASKED = 50  # questions under way at once
 Handler = Callable[[Mapping[str, Any]], None]

@@ -31,8 +31,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
-from gemctl.mqtt_commands import Arrived
-from gemctl.mqtt_outbox import Item
+from gemctl.mqtt.commands import Arrived
+from gemctl.mqtt.outbox import Item
 
 PACKET_BYTES = 128 * 1024  # a payload, its topic and its properties
 SESSION_S = 3600  # MQTT 5: the broker keeps commands for so long while we are away

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gemctl import durable
 from gemctl.errors import ApiError
+from gemctl.store import durable
 
 PIECE = 1 << 20  # bytes of a step: copied, hashed, told
 SYNC_EVERY = 64 << 20  # bytes: no flood of unwritten pages in front of everybody else's

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gemctl import durable
-from gemctl.copying import PIECE, Pace, hash_piece
 from gemctl.errors import ApiError
+from gemctl.store import durable
+from gemctl.store.copying import PIECE, Pace, hash_piece
 from gemrun.format import sign, spec
 from gemrun.format.sign import PublicKey
 from gemrun.format.spec import Header, Section, Signature

@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemctl import artifact, machine, waiting
+from gemctl import waiting
+from gemctl.board import machine
 from gemctl.config import Config
 from gemctl.core import policy, slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.history import History
-from gemctl.metrics import Metrics
-from gemctl.state import StateFile, with_model, without_model
-from gemctl.store import Store, check_name
-from gemctl.turns import Engine, Turns
-from gemctl.worker import Worker
+from gemctl.serve import artifact
+from gemctl.serve.turns import Engine, Turns
+from gemctl.serve.worker import Worker
+from gemctl.show.history import History
+from gemctl.show.metrics import Metrics
+from gemctl.store.state import StateFile, with_model, without_model
+from gemctl.store.store import Store, check_name
 
 YIELD_S, YIELD_LOOK_S = 10.0, 0.05  # a less urgent model waits so long; between two looks
 RETRIES = 1  # of a request whose worker ended under it

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from gemctl import render
 from gemctl.asking import Session, fail
 from gemctl.client import Client, Refused
+from gemctl.show import render
 
 CLEAR, HOME, HIDE, SHOW = "\x1b[2J", "\x1b[H", "\x1b[?25l", "\x1b[?25h"
 SERIES = (

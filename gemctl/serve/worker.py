@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import waiting
-from gemctl.channel import Channel, error_of
 from gemctl.config import WorkerConfig
 from gemctl.errors import ApiError
+from gemctl.serve.channel import Channel, error_of
 
 OOM_SCORE = 500  # the kernel takes a worker before the daemon
 KILL_AFTER_S = 2.0

@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from gemctl import power as power_
 from gemctl import waiting
+from gemctl.board import power as power_
+from gemctl.board.powerd_client import PowerdClient
+from gemctl.board.sensors import Reading, Sensors
 from gemctl.config import Config
 from gemctl.core import predict
 from gemctl.core import throttle as core
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.metrics import Metrics
-from gemctl.models import Models, Pace
-from gemctl.powerd_client import PowerdClient
-from gemctl.sensors import Reading, Sensors
-from gemctl.state import ThrottleState, with_throttle
+from gemctl.serve.models import Models, Pace
+from gemctl.show.metrics import Metrics
+from gemctl.store.state import ThrottleState, with_throttle
 
 FAST_S, SLOW_S = 0.1, 0.5
 ENERGY_S = 60.0  # window of the energy per token
@@ -68,7 +68,6 @@ class Throttle:
         self._faults: frozenset[str] = frozenset()
         self._cap: tuple[float | None, float | None] = (None, None)
         self._slow = False
-        self._has_sensor: bool | None = None
         self._energy: deque[tuple[float, float, int]] = deque()  # (time, joules, tokens)
         self._long_step: float | None = None
 
@@ -134,7 +133,6 @@ class Throttle:
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
         if external is not None:
             self.sensors.set_external([*self.config.sensors.external, *external])
-            self._has_sensor = None
             changes["external"] = tuple(external)
         self._brief = None
         if for_s is not None:
@@ -150,7 +148,6 @@ class Throttle:
         if reset:
             state = state.model_copy(update={"throttle": ThrottleState()})
             self.sensors.set_external(self.config.sensors.external)
-            self._has_sensor = None
         self.models.state = with_throttle(state, **changes)
         self.models.state_file.save(self.models.state)
 
@@ -216,19 +213,11 @@ class Throttle:
         self.metrics.throttle(self.decision.level, self.decision.duty, self.decision.threshold_c)
         self.tick_ms = (self.clock() - now) * 1e3
 
-    def _any_sensor(self) -> bool:
-        """Whether this machine has, or was told of, anything that measures a temperature."""
-        if self._has_sensor is None or self.sensors.topics:
-            self._has_sensor = bool(self.sensors.states())
-        return self._has_sensor
-
     def _readings(self, now: float) -> list[Reading]:
         """All readings. A machine that has no sensor at all, and no threshold, has nothing to
         watch; with a threshold, the missing sensor is a fault."""
         readings = self.sensors.sample(now)
-        return (
-            [] if not self._any_sensor() and core.threshold(self.settings()) is None else readings
-        )
+        return [] if not self.sensors.any and core.threshold(self.settings()) is None else readings
 
     def _trend(self) -> float | None:
         """Growth of the time per token over its long mean, while nothing of ours slows it."""
@@ -306,11 +295,20 @@ class Throttle:
             if fraction is None:
                 await self.powerd.restore()
             else:
-                await self.powerd.cap_cpu(round(fastest.hw_max_khz * fraction))
+                await self._cap_all(fraction)
             self._cap = wanted
         except ApiError as error:
             self.hub.publish("powerd.refused", text=error.message)
             self._cap = wanted
+
+    async def _cap_all(self, fraction: float) -> None:
+        """The same share of every cluster's own clock."""
+        for number, cluster in enumerate(self._clusters):
+            policy = cluster.name.removeprefix("policy")
+            if cluster.hw_max_khz is not None and policy.isdigit():
+                await self.powerd.cap_cpu(round(cluster.hw_max_khz * fraction), int(policy))
+            elif number == 0 and cluster.hw_max_khz is not None:
+                await self.powerd.cap_cpu(round(cluster.hw_max_khz * fraction))
 
     def phase_changed(self) -> None:
         """A prompt begins or has been read: the clock's cap may differ."""

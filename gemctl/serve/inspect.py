@@ -1,4 +1,4 @@
-"""Reads a candidate in a process of its own: `python -m gemctl.inspect OPTIONS`, see artifact.py.
+"""Reads a candidate in a process of its own (artifact.py starts it: -m gemctl.serve.inspect JSON).
 
 Prints one JSON object: the facts, or {"error": sentence}.
 """
@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gemctl import sign
-from gemctl.artifact import Declared, Thermal
 from gemctl.errors import ApiError
+from gemctl.serve.artifact import Declared, Thermal
+from gemctl.store import sign
 from gemrun.format.codes import FormatError
 from gemrun.format.reader import Artifact, read_artifact
 

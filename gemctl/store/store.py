@@ -31,10 +31,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from gemctl import durable
-from gemctl.copying import PARTIAL, Copy, Incoming, Pace, check_unchanged, digest_of, source_of
-from gemctl.durable import explained
 from gemctl.errors import ApiError
+from gemctl.store import durable
+from gemctl.store.copying import (
+    PARTIAL,
+    Copy,
+    Incoming,
+    Pace,
+    check_unchanged,
+    digest_of,
+    source_of,
+)
+from gemctl.store.durable import explained
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -20,13 +20,13 @@ from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.events import Event, EventHub
-from gemctl.mqtt_client import Link, LinkError, Will
-from gemctl.mqtt_commands import RESERVED, Arrived, Topics
-from gemctl.mqtt_discovery import announcement
-from gemctl.mqtt_dispatch import Dispatcher, encode
-from gemctl.mqtt_loss import GRACE_S, LossGuard
-from gemctl.mqtt_outbox import Item, Outbox
-from gemctl.mqtt_replies import Replies
+from gemctl.mqtt.client import Link, LinkError, Will
+from gemctl.mqtt.commands import RESERVED, Arrived, Topics
+from gemctl.mqtt.discovery import announcement
+from gemctl.mqtt.dispatch import Dispatcher, encode
+from gemctl.mqtt.loss import GRACE_S, LossGuard
+from gemctl.mqtt.outbox import Item, Outbox
+from gemctl.mqtt.replies import Replies
 from gemctl.service import Service
 
 SENDERS = 8  # messages under way at once

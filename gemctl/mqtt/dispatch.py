@@ -16,7 +16,7 @@ from typing import Any
 
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.mqtt_commands import (
+from gemctl.mqtt.commands import (
     LONG,
     MOST_BYTES,
     SLOW,
@@ -28,8 +28,8 @@ from gemctl.mqtt_commands import (
     Topics,
     read,
 )
-from gemctl.mqtt_outbox import Item, Outbox
-from gemctl.mqtt_replies import Entry, Replies
+from gemctl.mqtt.outbox import Item, Outbox
+from gemctl.mqtt.replies import Entry, Replies
 from gemctl.service import Caller, Emit, Service
 
 RUNNING = 32  # commands at once

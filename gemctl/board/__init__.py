@@ -1,0 +1,1 @@
+"""The machine: sensors, power, clocks, and the throttle that acts on them."""

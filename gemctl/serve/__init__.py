@@ -1,0 +1,1 @@
+"""Models, their workers, replacement and probation; programs that attach themselves."""

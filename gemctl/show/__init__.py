@@ -1,0 +1,1 @@
+"""What people and Prometheus see: figures, texts, the status page."""

@@ -1,0 +1,1 @@
+"""What is kept: artifacts by their content, the wanted state, trusted keys."""
