@@ -56,6 +56,8 @@ GEMRUN_API gemrun_status gemrun_handle_open(gemrun_handle_t **out, const char *p
  * a replacement, detaches. A call that begins later is the caller's mistake. NULL is fine. */
 GEMRUN_API void gemrun_handle_close(gemrun_handle_t *h);
 
+/* As gemrun_request_default, of the model in use, or of the newest one while disabled. */
+GEMRUN_API gemrun_request gemrun_handle_request(gemrun_handle_t *h);
 /* As gemrun_generate and gemrun_chat, on the model in use. Requests run one at a time, in the order
  * of their calls. Request NULL: the artifact's defaults. GEMRUN_E_STATE while disabled, also for
  * those that wait. A request's own on_step still runs, before the handle's pace; of its threads and

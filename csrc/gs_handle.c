@@ -240,13 +240,23 @@ int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *request, gem
         return gs_refuse(GEMRUN_E_ARGUMENT, "handle", "a null pointer; give an open handle");
     if (request && request->size != sizeof *request)
         return gs_refuse(GEMRUN_E_ARGUMENT, "request",
-                         "its size is not gemrun_request's; start from gemrun_request_default");
+                         "its size is not gemrun_request's; start from gemrun_handle_request");
     ride r = {.h = h, .from = request, .now = &h->pace.now.prefill};
     if (!enter(h))
         return refuse_closing();
     int32_t n = take_turn(&r, run, arg);
     leave(h);
     return n;
+}
+
+gemrun_request gemrun_handle_request(gemrun_handle_t *h)
+{
+    if (!h)
+        return gemrun_request_default(NULL);
+    pthread_mutex_lock(&h->lock);
+    gemrun_request q = h->facts.request;
+    pthread_mutex_unlock(&h->lock);
+    return q;
 }
 
 typedef struct call { /* arguments of a generate or a chat */
@@ -304,7 +314,7 @@ static gemrun_status take_facts(gs_model *m)
     gs_facts *f = &m->facts;
     *f = (gs_facts){.context = i.context, .kv_size = s.kv_size, .kv_type = i.kv_type,
                     .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
-                    .ram_kv = s.ram_kv};
+                    .ram_kv = s.ram_kv, .request = gemrun_request_default(m->ctx)};
     snprintf(f->name, sizeof f->name, "%s", i.name);
     snprintf(f->family, sizeof f->family, "%s", i.family);
     snprintf(f->target, sizeof f->target, "%s", i.target);

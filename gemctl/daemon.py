@@ -221,7 +221,7 @@ class Daemon:
             topic: (lambda payload, topic=topic: self.sensors.feed(topic, payload))
             for topic in self.sensors.topics
         }
-        self.bridge = mqtt.bridge(self.config.mqtt, self.api, self.hub, taps=taps)
+        self.bridge = mqtt.make_bridge(self.config.mqtt, self.api, self.hub, taps=taps)
         try:
             await self.bridge.run(self.stop)
         finally:

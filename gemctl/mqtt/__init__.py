@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gemctl.mqtt.bridge import Bridge
 
 
-def bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) -> Bridge:
+def make_bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) -> Bridge:
     """A bridge to `run(stop)` and to ask for `info()`; the options are those of Bridge.
 
     Raises ApiError where aiomqtt is missing or the device's name cannot be used.
@@ -36,4 +36,4 @@ def bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) 
 async def run(config: MqttConfig, service: Service, hub: EventHub, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; at once where no broker is configured. Raises ApiError."""
     if config.host:
-        await bridge(config, service, hub).run(stop)
+        await make_bridge(config, service, hub).run(stop)

@@ -131,7 +131,10 @@ static image make_sound(uint64_t seed)
     image_random_state = seed;
     image m = image_make();
     gb_test *t = image_data(&m, GB_SEC_TEST);
+    gb_conf *c = image_data(&m, GB_SEC_CONF);
     uint32_t steps[4];
+    c->temperature = 0.5f; /* not what is there without an artifact */
+    image_reseal(&m);
     gemrun_context_t *ctx = open_alone(&m);
     CHECK(gemrun_internal_digest(ctx, t->prompt, t->prompt_count, steps, 4, &t->digest) == 0);
     gemrun_destroy(ctx);
@@ -308,9 +311,10 @@ static void test_equal_answers(void)
           GEMRUN_OK);
     CHECK(gemrun_chat(ctx, m, 2, &q, wanted) == 5 && gemrun_handle_chat(h, m, 2, &q, found) == 5);
     CHECK(memcmp(found, wanted, 5 * sizeof *found) == 0);
-    int32_t n = gemrun_generate(ctx, "hello", NULL, NULL);
-    q = gemrun_request_default(ctx);
-    n = gemrun_generate(ctx, "hello", &q, wanted);
+    CHECK(gemrun_handle_request(NULL).temperature != 0.5f);
+    q = gemrun_handle_request(h);
+    CHECK(q.temperature == 0.5f && q.size == sizeof q && q.max_tokens == 256);
+    int32_t n = gemrun_generate(ctx, "hello", &q, wanted);
     CHECK(gemrun_handle_generate(h, "hello", NULL, found) == n); /* the artifact's defaults */
     CHECK(memcmp(found, wanted, (size_t)n * sizeof *found) == 0);
     gemrun_destroy(ctx);

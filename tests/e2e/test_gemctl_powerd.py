@@ -773,7 +773,7 @@ def test_it_imports_little_and_stays_small(helper: Powerd, link: Link) -> None:
     status = Path(f"/proc/{helper.process.pid}/status").read_text()
     resident = next(int(row.split()[1]) for row in status.splitlines() if row.startswith("VmRSS"))
     assert resident < 24 * 1024, f"{resident} KiB"
-    code = "import sys, gemctl.powerd; print(*sorted(m for m in sys.modules))"
+    code = "import sys, gemctl.board.powerd; print(*sorted(m for m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = set(done.stdout.split())
     ours = {name for name in names if name.startswith("gemctl")}

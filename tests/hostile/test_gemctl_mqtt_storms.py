@@ -36,7 +36,7 @@ import asyncio, signal, sys
 from broker import Backoff, FakeService
 from gemctl.config import MqttConfig
 from gemctl.events import EventHub
-from gemctl.mqtt import bridge
+from gemctl.mqtt import make_bridge
 
 
 class Service(FakeService):
@@ -55,7 +55,7 @@ async def body():
 hub = EventHub()
 service = Service(hub)
 config = MqttConfig.model_validate_json(sys.argv[1])
-made = bridge(config, service, hub, backoff=Backoff(0.05, 0.2))
+made = make_bridge(config, service, hub, backoff=Backoff(0.05, 0.2))
 asyncio.run(body())
 """
 
