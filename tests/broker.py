@@ -262,7 +262,7 @@ class Client:
                 self.seen.append(seen)
                 self._news.set()
 
-    async def wait(self, wanted: Callable[[Seen], bool], seconds: float = 10) -> Seen:
+    async def wait(self, wanted: Callable[[Seen], bool], seconds: float = 60) -> Seen:
         """The first message, already here or still to come, that is wanted."""
         deadline = time.monotonic() + seconds
         looked = 0
@@ -277,7 +277,7 @@ class Client:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
 
-    async def at(self, end: str, seconds: float = 10, **fields: Any) -> Any:
+    async def at(self, end: str, seconds: float = 60, **fields: Any) -> Any:
         """JSON of the first message on a topic that ends so and holds these fields."""
 
         def wanted(seen: Seen) -> bool:
@@ -313,7 +313,7 @@ class Client:
         await self.send(verb, {"id": ident, "params": params}, to)
         return await self.final(f"{to}/reply/{ident}")
 
-    async def final(self, end: str, seconds: float = 10) -> Any:
+    async def final(self, end: str, seconds: float = 60) -> Any:
         """The reply with a result or an error on a topic that ends so."""
 
         def wanted(seen: Seen) -> bool:
@@ -422,7 +422,7 @@ class Running:
         return bool(info["connected"]) and info["connections"] >= connections
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until it holds; the condition must come true by itself."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -24,10 +24,10 @@ from typing import Any
 from gemctl.client import Client, Refused
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 20.0
+START_S = 60.0
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
     """The first true value of `what`; an AssertionError when none came in time."""
     until = time.monotonic() + seconds
     while True:

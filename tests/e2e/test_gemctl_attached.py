@@ -1,0 +1,296 @@
+"""Programs that attach themselves to a real gemctld, in C and in Python: watched, paced, disabled,
+replaced, over a daemon's death and their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from daemon import Daemon, wait_for
+from gemctl.client import Refused
+from gemrun import GemRunContext
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
+KINDS = ("c", "python")
+PROMPT, TOKENS = "The conveyor", 16  # of both examples
+
+
+def libraries() -> list[Path]:
+    """Those that `make dev` builds."""
+    found = [ROOT / "build" / "dev" / f"lib{name}.a" for name in ("gemrun_control", "gemrun")]
+    for path in found:
+        assert path.exists(), f"{path.relative_to(ROOT)}: not built; run 'make dev'"
+    return found
+
+
+def answer(path: Path) -> str:
+    with GemRunContext(path, ignore_memory=True) as context:
+        return context.infer(PROMPT, TOKENS).text
+
+
+@pytest.fixture(scope="module")
+def versions(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> tuple[Path, Path]:
+    """Two versions of one model: same shape, other weights."""
+    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
+    lines = [f"{answer(path)}\n" for path in (first, second)]
+    assert not any(a.startswith(b) for a, b in (lines, lines[::-1]))  # they can be told apart
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """How to start the examples; the one in C is built as its README says."""
+    readme = (EXAMPLES / "embed_c" / "README.md").read_text(encoding="utf-8")
+    build = re.search(r"^cc .*$", readme, re.M)
+    assert build is not None
+    assert libraries()
+    program = tmp_path_factory.mktemp("attached") / "attached"
+    line = build[0].replace("build/lib/", "build/dev/").replace("-o attached", f"-o {program}")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run([*shlex.split(line), *strict], cwd=ROOT, check=True)
+    return {"c": [str(program)], "python": [sys.executable, str(EXAMPLES / "attached.py")]}
+
+
+class Program:
+    """An example at work; what it prints is read all the time."""
+
+    def __init__(self, command: list[str], model: Path, *daemon: str | Path) -> None:
+        self._process = subprocess.Popen(
+            [*command, str(model), *map(str, daemon)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self._printed = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while data := os.read(self._process.stdout.fileno(), 65536):
+            self._printed += data
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def versions(self, paths: tuple[Path, ...]) -> str:
+        """The versions that answered, as "aaab". Nothing but whole answers was printed, but for
+        the newest one."""
+        lines = [f"{answer(path)}\n".encode() for path in paths]
+        text, made = bytes(self._printed), ""
+        while text:
+            found = [name for name, line in zip("ab", lines, strict=True) if text.startswith(line)]
+            if not found:
+                assert any(line.startswith(text) for line in lines), text
+                break
+            made += found[0]
+            text = text[len(lines["ab".index(found[0])]) :]
+        return made
+
+    def more(self, paths: tuple[Path, ...], wanted: str) -> None:
+        """Wait for new answers, of these versions only."""
+        before = len(self.versions(paths))
+        wait_for(lambda: len(self.versions(paths)) >= before + 3)
+        assert set(self.versions(paths)[before:]) <= set(wanted)
+
+    def mapped(self, part: str) -> int:
+        maps = Path(f"/proc/{self.pid}/maps").read_text(encoding="utf-8")
+        return sum(part in line for line in maps.splitlines())
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        self._reader.join(20)
+        assert self._process.stderr is not None
+        return self._process.wait(20), self._process.stderr.read().decode()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        _, said = self.end()
+        if kind is not None:
+            sys.stderr.write(said)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as made:
+        yield made
+
+
+def listed(daemon: Daemon, name: str = "line-3") -> dict[str, Any] | None:
+    """The program's line of model.list, if it is attached."""
+    rows = daemon.call("model.list")["models"]
+    found = [row for row in rows if row["name"] == name and row.get("attached")]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def figures(daemon: Daemon) -> dict[str, Any]:
+    row = listed(daemon)
+    return row["figures"] if row is not None else {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_disable_enable_replace(
+    kind: str, daemon: Daemon, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    first, second = versions
+    with Program(commands[kind], first, daemon.socket, "line-3") as program:
+        row = wait_for(lambda: listed(daemon))
+        assert (row["pid"], row["state"]) == (program.pid, "serving")
+        program.more(versions, "a")
+        assert "attached program" in daemon.gemctl("model", "list")
+        wait_for(lambda: figures(daemon).get("requests", 0) > 0)
+
+        daemon.gemctl("model", "--disable", "--name", "line-3")
+        wait_for(lambda: program.mapped(".gembin") == 0)
+        row = wait_for(lambda: (r := listed(daemon)) and r["state"] == "disabled" and r)
+        assert row["memory_bytes"] == 0
+        done = wait_for(lambda: (f := figures(daemon)) and f["active"] == 0 and f)["requests"]
+        before = len(program.versions(versions))
+        wait_for(lambda: len(daemon.events("audit")) > 0)  # whatever takes its time
+        assert len(program.versions(versions)) <= before + 1  # one may still have been written
+        assert figures(daemon)["requests"] == done
+
+        daemon.gemctl("model", "--enable", "--name", "line-3", "--warmup-prompt", "warm")
+        program.more(versions, "a")
+
+        daemon.gemctl("model", "--replace", second, "--name", "line-3")
+        wait_for(lambda: program.versions(versions)[-1] == "b")
+        assert re.fullmatch("a+b+", program.versions(versions))
+        wait_for(lambda: program.mapped(".gembin") == 1 and program.mapped(str(first)) == 0)
+        program.more(versions, "b")
+        assert daemon.call("daemon.info")["attached"] == ["line-3"]
+        assert program.end() == (0, "")
+        assert re.fullmatch("a+b+", program.versions(versions))
+        wait_for(lambda: listed(daemon) is None)
+
+
+def test_what_is_refused_leaves_the_program(
+    daemon: Daemon,
+    commands: dict[str, list[str]],
+    versions: tuple[Path, Path],
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    short = artifact_cache(
+        tiny_checkpoint("qwen3", seed=1), *OPTIONS[:2], "--kv-cache-size", "64", "--effort", "fast"
+    )
+    cut = tmp_path / "cut.gembin"
+    cut.write_bytes(versions[1].read_bytes()[:-4096])
+    with Program(commands["c"], versions[0], daemon.socket, "line-3") as program:
+        wait_for(lambda: listed(daemon))
+        program.more(versions, "a")
+        with pytest.raises(Refused, match="line-3") as caught:
+            daemon.replace(cut, name="line-3")
+        assert caught.value.code == "refused"
+        with pytest.raises(Refused, match="allow the layout change") as caught:
+            daemon.replace(short, name="line-3")
+        assert caught.value.code == "layout"
+        program.more(versions, "a")
+        daemon.replace(versions[1], name="line-3")
+        wait_for(lambda: program.versions(versions)[-1] == "b")
+        assert program.end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_throttle_paces_it(
+    kind: str, daemon: Daemon, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    with Program(commands[kind], versions[0], daemon.socket, "line-3") as program:
+        wait_for(lambda: listed(daemon))
+        assert wait_for(lambda: figures(daemon))["duty"] == 1
+        daemon.gemctl("throttle", "--duty", "0.05")
+        wait_for(lambda: figures(daemon)["duty"] == 0.05)
+        program.more(versions, "a")
+        daemon.stop(signal.SIGKILL)
+        daemon.start()
+        wait_for(lambda: figures(daemon).get("duty") == 0.05)  # it is the operator's wish
+        daemon.gemctl("throttle", "--reset")
+        wait_for(lambda: figures(daemon)["duty"] == 1)
+        assert program.end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_daemon_dies_and_comes_back(
+    kind: str, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    daemon = Daemon()
+    with Program(commands[kind], versions[0], daemon.socket, "line-3") as program:
+        program.more(versions, "a")  # before there is a daemon
+        with daemon:
+            wait_for(lambda: listed(daemon))
+            for number in (signal.SIGKILL, signal.SIGTERM):
+                daemon.stop(number)
+                program.more(versions, "a")
+                daemon.start()
+                row = wait_for(lambda: listed(daemon))
+                assert row["pid"] == program.pid
+            daemon.replace(versions[1], name="line-3")
+            wait_for(lambda: program.versions(versions)[-1] == "b")
+            daemon.stop(signal.SIGKILL)
+            program.more(versions, "b")
+            daemon.start()
+            wait_for(lambda: listed(daemon))
+            program.more(versions, "b")
+            assert program.end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_dies(
+    kind: str, daemon: Daemon, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    for _ in range(2):
+        with Program(commands[kind], versions[0], daemon.socket, "line-3") as program:
+            wait_for(lambda: listed(daemon))
+            program.end(signal.SIGKILL)
+            wait_for(lambda: listed(daemon) is None)
+        with pytest.raises(Refused):
+            daemon.call("model.disable", name="line-3")
+    gone = [event["fields"] for event in daemon.events("program.gone")]
+    assert [fields["model"] for fields in gone] == ["line-3", "line-3"]
+
+
+def test_the_first_of_a_name_stays(
+    daemon: Daemon, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    """A second one is refused as long as the first is there, and both go on."""
+    with (
+        Program(commands["c"], versions[0], daemon.socket, "line-3") as first,
+    ):
+        wait_for(lambda: listed(daemon))
+        with Program(commands["c"], versions[0], daemon.socket, "line-3") as second:
+            second.more(versions, "a")
+            first.more(versions, "a")
+            row = listed(daemon)
+            assert row is not None
+            assert row["pid"] == first.pid
+            assert first.end() == (0, "")
+            wait_for(lambda: (r := listed(daemon)) and r["pid"] == second.pid)
+            assert second.end() == (0, "")
