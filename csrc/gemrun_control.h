@@ -95,7 +95,7 @@ GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_hand
 /* Let the daemon at `socket` see and steer this handle under `name` (1 to 64 of a-z, 0-9, '.', '_',
  * '-'). Two threads of its own keep the connection, make it again when the daemon restarts, and do
  * what it asks; inference never waits for them. The daemon's pace ends with a detach, or when the
- * daemon has been away for 10 to 20 seconds. Detach waits for a replacement on its way. */
+ * daemon has been away for 10 seconds. Detach waits for a replacement on its way. */
 GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
 GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
 

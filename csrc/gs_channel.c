@@ -20,7 +20,7 @@
 
 #define MS 1000000
 enum { NAME = 65, MESSAGES = 64, STOPS = 8, EXIT_BROKEN = 8, HELLO_MS = 5000, SEND_S = 10,
-       RETRY_MS = 250, RETRY_MOST_MS = 10000, AWAY_MS = 10000 };
+       RETRY_MS = 250, RETRY_MOST_MS = 2000, AWAY_MS = 10000 };
 
 typedef struct gs_frame { /* a frame, and what was read in it */
     gs_json json;

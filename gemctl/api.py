@@ -441,6 +441,9 @@ class Api:
                 if p.stream:
                     await call.tell({"token": event["token"], "text": event["text"]})
         done = {key: value for key, value in done.items() if key not in ("event", "id")}
+        if self._daemon.config.daemon.log_prompts:
+            asked = p.prompt if p.messages is None else [m.text for m in p.messages]
+            self.hub.publish("request.text", model=model.name, asked=asked, text="".join(pieces))
         return {"request": number, "model": model.name, "text": "".join(pieces), **done}
 
     def _admit(self, model: Model, waiting: policy.Waiting, p: GenerateParams) -> None:

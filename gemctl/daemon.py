@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import functools
 import os
 import platform
@@ -65,6 +66,7 @@ class Daemon:
         self.lines: deque[str] = deque(maxlen=LOG_KEPT)
         self.metrics = metrics_.Prometheus() if config.metrics.listen else metrics_.Metrics()
         config.daemon.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._lock = _lock(config.daemon.state)
         self.store = Store(config.daemon.state)
         self.state_file = StateFile(config.daemon.state)
         self.models = Models(
@@ -169,6 +171,7 @@ class Daemon:
         self.sensors.close()
         self.state_file.close()
         self.store.close()
+        os.close(self._lock)
         with contextlib.suppress(OSError):
             self.config.daemon.socket.unlink()
         self.log("ended")
@@ -456,6 +459,18 @@ LOGGED = frozenset(
         *("mqtt.connected", "mqtt.lost", "audit", "config.reloaded", "hook", "model.switched"),
     }
 )
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the state folder. Raises ApiError where another daemon does."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(place)
+        reason = f"{folder}: another gemctld works here; stop it, or set daemon.state"
+        raise ApiError("conflict", reason) from None
+    return place
 
 
 def _check(level: str, name: str, text: str) -> dict[str, Any]:

@@ -203,8 +203,8 @@ def open_receiver(interface: str | None, stand_in: Path | None) -> tuple[socket.
     """The vehicle's end: a socket that does not block, and what it is. Raises NoBusError."""
     sock, place, name = _open(interface, stand_in)
     if place is None:
-        wanted = struct.pack("=II", CAN_ID, socket.CAN_SFF_MASK | socket.CAN_EFF_FLAG)
-        sock.setsockopt(socket.SOL_CAN_RAW, socket.CAN_RAW_FILTER, wanted)
+        mask = socket.CAN_SFF_MASK | socket.CAN_EFF_FLAG | socket.CAN_RTR_FLAG
+        sock.setsockopt(socket.SOL_CAN_RAW, socket.CAN_RAW_FILTER, struct.pack("=II", CAN_ID, mask))
     else:
         place.unlink(missing_ok=True)
         sock.bind(str(place))

@@ -3,6 +3,7 @@ replaced, over a daemon's death and their own."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -36,9 +37,11 @@ def libraries() -> list[Path]:
     return found
 
 
+@functools.cache
 def answer(path: Path) -> str:
+    """What the examples print, from this model."""
     with GemRunContext(path, ignore_memory=True) as context:
-        return context.infer(PROMPT, TOKENS).text
+        return f"{context.infer(PROMPT, TOKENS).text}\n"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def versions(
 ) -> tuple[Path, Path]:
     """Two versions of one model: same shape, other weights."""
     first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
-    lines = [f"{answer(path)}\n" for path in (first, second)]
+    lines = [answer(path) for path in (first, second)]
     assert not any(a.startswith(b) for a, b in (lines, lines[::-1]))  # they can be told apart
     return first, second
 
@@ -92,7 +95,7 @@ class Program:
     def versions(self, paths: tuple[Path, ...]) -> str:
         """The versions that answered, as "aaab". Nothing but whole answers was printed, but for
         the newest one."""
-        lines = [f"{answer(path)}\n".encode() for path in paths]
+        lines = [answer(path).encode() for path in paths]
         text, made = bytes(self._printed), ""
         while text:
             found = [name for name, line in zip("ab", lines, strict=True) if text.startswith(line)]
@@ -187,7 +190,6 @@ def test_disable_enable_replace(
         program.more(versions, "b")
         assert daemon.call("daemon.info")["attached"] == ["line-3"]
         assert program.end() == (0, "")
-        assert re.fullmatch("a+b+", program.versions(versions))
         wait_for(lambda: listed(daemon) is None)
 
 
@@ -273,8 +275,8 @@ def test_the_program_dies(
             wait_for(lambda: listed(daemon) is None)
         with pytest.raises(Refused):
             daemon.call("model.disable", name="line-3")
-    gone = [event["fields"] for event in daemon.events("program.gone")]
-    assert [fields["model"] for fields in gone] == ["line-3", "line-3"]
+    gone = daemon.events("program.gone")
+    assert [event["model"] for event in gone] == ["line-3", "line-3"]
 
 
 def test_the_first_of_a_name_stays(
