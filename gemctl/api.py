@@ -24,6 +24,7 @@ from gemctl.events import EventHub
 from gemctl.serve import replace
 from gemctl.serve.models import Model, Models
 from gemctl.service import Caller, Emit
+from gemctl.store.store import check_name
 
 if TYPE_CHECKING:
     from gemctl.daemon import Daemon
@@ -47,6 +48,7 @@ Text = Annotated[str, Field(max_length=200_000), AfterValidator(_plain)]
 Prompt = Annotated[str, Field(max_length=4096), AfterValidator(_plain)]
 Source = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)]
+AUDITED = ("name", "digest", "mode", "temp_c", "duty", "for_s", "pinned", "priority", "on")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
 
 
@@ -225,14 +227,15 @@ class Api:
         if known is None:
             raise ApiError("bad_request", f"{method[:64]}: no such method; see PROTOCOL.md")
         if known.write and not caller.may_write:
-            group = self._daemon.config.daemon.write_group
+            group = f"the group {self._daemon.config.daemon.write_group}"
             raise ApiError("forbidden", f"{method}: {caller.name} may only read; join {group}")
         try:
             checked = known.params.model_validate(dict(params))
         except ValidationError as error:
             raise ApiError("bad_request", _sentence(method, error)) from None
         if known.write and known.audit:
-            self.hub.publish("audit", caller=caller.name, method=method)
+            told = {k: v for k, v in dict(params).items() if k in AUDITED and v is not None}
+            self.hub.publish("audit", caller=caller.name, method=method, **told)
         try:
             return await known.run(self, checked, Call(caller, emit))
         except (ApiError, asyncio.CancelledError):
@@ -265,16 +268,18 @@ class Api:
         wanted = models.state.models.get(name)
         slot = model.current if model is not None else None
         facts = slot.worker.facts if slot is not None and slot.worker is not None else None
-        versions = models.store.versions(name)
+        stored = name in models.store.names()
+        versions = models.store.versions(name) if stored else None
+        current = versions.current if versions is not None else None
         return {
             "name": name,
             "active": models.active == name,
             "state": model.state if model is not None else "empty",
-            "digest": slot.digest if slot is not None else versions.current,
+            "digest": slot.digest if slot is not None else current,
             "pinned": wanted.pinned if wanted is not None else False,
             "priority": model.priority if model is not None else 1,
             "memory_bytes": facts.ram_total if facts is not None else 0,
-            "versions": len(versions.present),
+            "versions": len(versions.present) if versions is not None else 0,
         }
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
@@ -300,7 +305,8 @@ class Api:
     async def model_load(self, p: LoadParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()
         self.models.model(p.name)
-        await self.models.load(p.name, self._digest(p.name, p.digest))
+        digest = self._digest(p.name, p.digest)
+        await self.models.procedure(self.models.load(p.name, digest))
         self.models.want(p.name, enabled=True)
         if self.models.active is None:
             self.models.save(active=p.name)
@@ -308,7 +314,7 @@ class Api:
 
     async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()
-        await self.models.unload(p.name)
+        await self.models.procedure(self.models.unload(p.name))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
 
     async def model_pin(self, p: PinParams, call: Call) -> dict[str, Any]:
@@ -329,20 +335,20 @@ class Api:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
             return await attached.disable()
-        return await self.models.disable(p.name)
+        return await self.models.procedure(self.models.disable(p.name))
 
     async def model_enable(self, p: EnableParams, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
             return await attached.enable(p.warmup_prompt)
-        return await self.models.enable(p.name, p.warmup_prompt)
+        return await self.models.procedure(self.models.enable(p.name, p.warmup_prompt))
 
     async def model_switch(self, p: SwitchParams, call: Call) -> dict[str, Any]:
-        return await self.models.switch(p.name)
+        return await self.models.procedure(self.models.switch(p.name))
 
     async def model_replace(self, p: ReplaceParams, call: Call) -> dict[str, Any]:
         fds = call.caller.fds
-        if (len(fds) == 1) == (p.digest is not None):
+        if len(fds) > 1 or bool(fds) == (p.digest is not None):
             raise ApiError("bad_request", "model.replace: give one of a file and a digest")
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
@@ -350,16 +356,17 @@ class Api:
         name = p.name or self.models.active
         if name is None:
             raise ApiError("not_found", "no model is active; give --name")
+        check_name(name)
+        source: int | str | None = os.dup(fds[0]) if fds else self._digest(name, p.digest)
+        assert source is not None
+        return await self.models.procedure(self._replace(name, source, p, call))
+
+    async def _replace(
+        self, name: str, source: int | str, p: ReplaceParams, call: Call
+    ) -> dict[str, Any]:
         model = self.models.add(name)
-        source: int | str
-        if fds:
-            source = os.dup(fds[0])
-        else:
-            found = self._digest(name, p.digest)
-            assert found is not None
-            source = found
         try:
-            return await replace.run(
+            report = await replace.run(
                 self.models,
                 model,
                 source,
@@ -368,6 +375,7 @@ class Api:
                 serial=p.serial,
                 prompt=p.warmup_prompt,
             )
+            return {"model": name, **report}
         finally:
             if isinstance(source, int):
                 os.close(source)
@@ -376,8 +384,12 @@ class Api:
     async def model_stage(self, p: NameParams, call: Call) -> dict[str, Any]:
         if len(call.caller.fds) != 1:
             raise ApiError("bad_request", "model.stage: no file; give one")
-        model = self.models.add(p.name)
-        source = os.dup(call.caller.fds[0])
+        return await self.models.procedure(
+            self._stage(check_name(p.name), os.dup(call.caller.fds[0]), call)
+        )
+
+    async def _stage(self, name: str, source: int, call: Call) -> dict[str, Any]:
+        model = self.models.add(name)
         try:
             return await replace.stage_only(self.models, model, source, call.tell)
         finally:
@@ -386,8 +398,8 @@ class Api:
 
     def _drop_empty(self, model: Model) -> None:
         """A name that was made for a first version that was refused is no model."""
-        nothing = not model.slots() and not self.models.store.versions(model.name).present
-        if nothing:
+        stored = model.name in self.models.store.names()
+        if not model.slots() and not stored:
             self.models.models.pop(model.name, None)
 
     async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
@@ -396,8 +408,14 @@ class Api:
         result: dict[str, Any] = await attached.replace(fds[0], p)
         return result
 
+    async def model_remove(self, p: LoadParams, call: Call) -> dict[str, Any]:
+        digest = self._digest(p.name, p.digest)
+        await self.models.procedure(self.models.remove(p.name, digest))
+        return {"model": p.name, "digest": digest}
+
     async def model_rollback(self, p: MaybeName, call: Call) -> dict[str, Any]:
-        return await replace.rollback(self.models, self.models.named(p.name), call.tell)
+        model = self.models.named(p.name)
+        return await self.models.procedure(replace.rollback(self.models, model, call.tell))
 
     # ---- requests ----
 
@@ -407,8 +425,8 @@ class Api:
         task = asyncio.current_task()
         assert task is not None
         self._running[number] = task
-        await call.tell({"request": number, "model": model.name})
         try:
+            await call.tell({"request": number, "model": model.name})
             return await self._generate(p, model, number, call)
         except asyncio.CancelledError:
             if self._running.get(number) is not None:
@@ -540,6 +558,7 @@ METHODS: dict[str, Method] = {
     "model.disable": Method(MaybeName, Api.model_disable, True),
     "model.enable": Method(EnableParams, Api.model_enable, True),
     "model.switch": Method(SwitchParams, Api.model_switch, True),
+    "model.remove": Method(LoadParams, Api.model_remove, True),
     "model.stage": Method(NameParams, Api.model_stage, True),
     "model.replace": Method(ReplaceParams, Api.model_replace, True),
     "throttle.set": Method(ThrottleParams, Api.throttle_set, True),

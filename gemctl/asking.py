@@ -74,6 +74,8 @@ class Session:
                 client.call(method, given, lambda event: self.show(event, text))
             except Refused as error:
                 fail(error)
+            except KeyboardInterrupt:  # the usual end of following
+                return
 
     def watch(
         self, method: str, part: Show, text: Show, fd: int | None = None, **params: Any
@@ -386,5 +388,7 @@ def fleet_rollout(
     except ApiError as error:
         fail(Refused(error.code, error.message))
     session.show(dataclasses.asdict(result), render.rollout)
+    if not result.rows:
+        raise SystemExit(EXIT_CODES["not_found"])
     if result.action == "halt":
         raise SystemExit(EXIT_CODES["failed"])

@@ -36,7 +36,7 @@ class Asked(console.Group):
     unwritten = 8
 
 
-@click.group(cls=Gemctl, context_settings=CONTEXT, epilog=render.EXIT_CODES)
+@click.group("gemctl", cls=Gemctl, context_settings=CONTEXT, epilog=render.EXIT_CODES)
 @click.version_option("0.1.0", prog_name="gemctl")
 @pass_session
 def main(session: Session) -> None:
@@ -174,6 +174,15 @@ def model_load(session: Session, name: str, digest: str | None) -> None:
 def model_unload(session: Session, name: str) -> None:
     """End a model after its last request; it stays in the store."""
     session.show(session.ask("model.unload", name=name), render.done("unloaded"))
+
+
+@model.command("remove")
+@click.argument("name")
+@click.option("--digest", help="one version only, its first 8 digits or more")
+@pass_session
+def model_remove(session: Session, name: str, digest: str | None) -> None:
+    """Delete a model that is not loaded, or one version, from the store."""
+    session.show(session.ask("model.remove", name=name, digest=digest), render.done("removed"))
 
 
 @model.command("pin")

@@ -40,6 +40,9 @@ class Client:
             self._sock.connect(path)
         except OSError as error:
             self._sock.close()
+            if isinstance(error, PermissionError):
+                reason = f"{path}: you may not; join the group gemctl, or ask its administrator"
+                raise Refused("forbidden", reason) from None
             reason = f"{path}: {error.strerror or error}; start gemctld, or name its --socket"
             raise Refused("unreachable", reason) from None
         self._buffer = b""
@@ -75,7 +78,9 @@ class Client:
         except TimeoutError:
             raise Refused("timeout", f"{method}: no answer in time; try again") from None
         except OSError as error:
-            reason = f"connection: {error.strerror or error}; is gemctld still running?"
+            reason = (
+                f"connection: {error.strerror or error}; gemctld has ended; start it, and ask again"
+            )
             raise Refused("unreachable", reason) from None
 
     def _send(self, data: bytes, fd: int | None) -> None:

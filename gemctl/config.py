@@ -7,6 +7,7 @@ Unknown keys are errors, so that a misspelt one is not silently the default. `lo
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,12 +172,28 @@ class Config(Part):
     hooks: HooksConfig = HooksConfig()
 
 
+def _known(place: tuple[int | str, ...]) -> list[str]:
+    """Keys of the table that a place lies in."""
+    model: Any = Config
+    for part in place[:-1]:
+        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
+        model = field.annotation if field is not None else None
+    return list(getattr(model, "model_fields", {}))
+
+
+def _what(error: Any) -> str:
+    """One mistake in words of the file."""
+    place = ".".join(str(part) for part in error["loc"]) or "file"
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _known(error["loc"]), 1)
+        return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+    what = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"{place}: {what}" if "Value error" in error["msg"] else f"{place}: should be {what}"
+
+
 def _sentence(path: Path, error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "file"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    what = str(first["msg"]).removeprefix("Value error, ")
-    return f"{path}: {place}: {what}{more}; see gemctl/README.md, 'Configuration'"
+    whats = [_what(one) for one in error.errors(include_url=False)]
+    return f"{path}: {'; '.join(whats[:8])}; all keys: gemctl config schema"
 
 
 def parse(text: str, path: Path) -> Config:
@@ -200,7 +217,7 @@ def load(path: Path | None) -> Config:
             raise ApiError("bad_request", f"{path}: more than {MAX_BYTES} bytes; shorten it")
         return parse(raw.decode("utf-8"), path)
     except OSError as error:
-        reason = f"{path}: {error.strerror}; name a readable file with --config"
+        reason = f"{path}: {error.strerror}; name a file that can be read"
         raise ApiError("bad_request", reason) from None
     except UnicodeDecodeError:
         raise ApiError("bad_request", f"{path}: not UTF-8; save it as UTF-8") from None

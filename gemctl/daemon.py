@@ -40,6 +40,7 @@ from gemctl.notify import notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
 from gemctl.serve.models import Models
+from gemctl.serve.worker import find_program
 from gemctl.show import metrics as metrics_
 from gemctl.show import web
 from gemctl.show.history import History
@@ -119,8 +120,9 @@ class Daemon:
             self._every_second(),
             self._follow(),
         ]
+        extras: list[Coroutine[Any, Any, None]] = []  # the daemon goes on without them
         if self.config.metrics.listen:
-            jobs.append(
+            extras.append(
                 web.serve(
                     self.config.metrics.listen,
                     self.api,
@@ -131,8 +133,9 @@ class Daemon:
                 )
             )
         if self.config.mqtt.host:
-            jobs.append(self._mqtt())
+            extras.append(self._mqtt())
         tasks = [asyncio.create_task(self._guard(job)) for job in jobs]
+        tasks += [asyncio.create_task(self._guard(job, optional=True)) for job in extras]
         notify("READY=1", "STATUS=listening")
         self.log(f"listens on {self.config.daemon.socket}")
         loading = asyncio.create_task(self._boot(boot))
@@ -140,20 +143,19 @@ class Daemon:
         notify("STOPPING=1")
         await self._end([loading, *tasks])
 
-    async def _guard(self, job: Coroutine[Any, Any, None]) -> None:
-        """A part that fails is told, and the daemon ends: systemd starts it again."""
+    async def _guard(self, job: Coroutine[Any, Any, None], optional: bool = False) -> None:
+        """A part that ends by itself is told, and the daemon with it: systemd starts it again."""
         try:
             await job
         except asyncio.CancelledError:
             raise
-        except ApiError as error:
-            self.warn(error.message)
-            if error.code != "failed":  # an extra that is missing is no reason to end
-                self.stop.set()
         except Exception as error:
-            self.log(f"{type(error).__name__}: {error}")
+            text = (
+                error.message if isinstance(error, ApiError) else f"{type(error).__name__}: {error}"
+            )
+            self.warn(text)
+        if not optional:
             self.stop.set()
-            raise
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         with contextlib.suppress(TimeoutError):
@@ -172,8 +174,9 @@ class Daemon:
         self.state_file.close()
         self.store.close()
         os.close(self._lock)
-        with contextlib.suppress(OSError):
-            self.config.daemon.socket.unlink()
+        if "LISTEN_FDS" not in os.environ:  # systemd's own stays
+            with contextlib.suppress(OSError):
+                self.config.daemon.socket.unlink()
         self.log("ended")
 
     async def _boot(self, boot: Boot) -> None:
@@ -186,10 +189,7 @@ class Daemon:
                     self.store.mark_bad, name, digest, "not kept over several starts"
                 )
             self.hub.publish("probation.bad", model=name, digest=digest, text="boot loop")
-        with contextlib.suppress(ApiError):
-            await asyncio.to_thread(
-                self.store.collect, self.models.in_use(), self.config.models.keep
-            )
+        await asyncio.to_thread(self._tidy)
         for load in boot.loads:
             try:
                 if load.trial and load.digest is not None:
@@ -201,6 +201,17 @@ class Daemon:
         self._place_disabled()
         notify(f"STATUS={self.models.active or 'no model'}")
 
+    def _tidy(self) -> None:
+        """What was left half done goes; versions stay, staged ones too, until they are judged."""
+        for name in self.store.names():
+            found = self.store.versions(name)
+            judged = {*found.good, *(digest for digest, _ in found.bad)}
+            for version in found.present:
+                if version.digest not in judged:
+                    self.store.hold(name, version.digest)
+        with contextlib.suppress(ApiError):
+            self.store.collect(self.models.in_use(), self.config.models.keep)
+
     def _present(self, name: str, digest: str | None) -> str | None:
         """The wanted version if it is there, else the store's current one."""
         there = {v.digest for v in self.store.versions(name).present}
@@ -209,8 +220,11 @@ class Daemon:
     def _place_disabled(self) -> None:
         """Models that were disabled are known as such."""
         for name, wanted in self.models.state.models.items():
-            versions = self.store.versions(name)
-            digest = wanted.digest or versions.current
+            trial = self.models.state.trial
+            tried = trial.digest if trial is not None and trial.name == name else None
+            stored = name in self.store.names()
+            current = self.store.versions(name).current if stored else None
+            digest = self._present(name, tried or wanted.digest) or current if stored else None
             if wanted.enabled or digest is None:
                 continue
             model = self.models.add(name)
@@ -282,6 +296,9 @@ class Daemon:
         try:
             check_name(name)
         except ApiError:
+            sock.close()
+            return
+        if len(self.attached) >= self.config.daemon.connections:
             sock.close()
             return
         old = self.attached.pop(name, None)
@@ -387,7 +404,7 @@ class Daemon:
     def doctor(self) -> list[dict[str, Any]]:
         """Checks with a word (ok, warn, bad) and a sentence each."""
         checks = [_check("warn", "daemon", line) for line in self.warnings]
-        program = shutil.which(self.config.worker.program)
+        program = find_program(self.config.worker.program)
         checks.append(
             _check("ok", "worker", f"{program} is there")
             if program
@@ -398,8 +415,13 @@ class Daemon:
         for row in self.sensors.states():
             if row["used"]:
                 good = row["celsius"] is not None and not row["reason"]
-                what = f"{row['celsius']} C" if good else str(row["reason"])
+                what = (
+                    f"{row['celsius']} C" if good else f"{row['reason']}; the throttle is careful"
+                )
                 checks.append(_check("ok" if good else "warn", f"sensor {row['name']}", what))
+        if not self.sensors.any:
+            what = "none; name one with --external-temp-sensor, or gemctl throttle --mode off"
+            checks.append(_check("warn", "sensors", what))
         rails = self.power.states()
         what = f"{len(rails)} rails" if rails else "no power rail; power_w stays unknown"
         checks.append(_check("ok" if rails else "warn", "power", what))
@@ -420,7 +442,10 @@ class Daemon:
         return checks
 
     def _check_memory(self) -> dict[str, Any]:
-        memory = self.models.memory()
+        try:
+            memory = self.models.memory()
+        except (OSError, ValueError, KeyError) as error:
+            return _check("bad", "memory", f"not known: {error}; see sensors.sysfs_root")
         held = sum(model.size for model in self.models.held())
         what = f"{held >> 20} MiB of {memory.ceiling >> 20} MiB for models are taken"
         return _check("ok" if held <= memory.ceiling else "bad", "memory", what)

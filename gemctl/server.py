@@ -13,6 +13,7 @@ import grp
 import json
 import os
 import pwd
+import select
 import socket
 import stat
 import struct
@@ -30,6 +31,7 @@ LINE_MOST = 1 << 18  # bytes of a request
 FDS_MOST = 1
 REQUESTS_MOST = 8  # at once, of one connection
 LINE_S = 10.0  # from a line's first byte to its end
+GONE_LOOK_S = 0.1
 SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
 
@@ -129,6 +131,7 @@ class Connection:
                 fds, self._fds = self._fds, []
                 if not await self._take(line, fds):
                     return
+            await self._finish()
         finally:
             _close_all(self._fds)
             for task in self._tasks:
@@ -136,6 +139,13 @@ class Connection:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if not self.handed_over:
                 self._sock.close()
+
+    async def _finish(self) -> None:
+        """A peer that only stopped writing still gets its answers; one that is gone gets none."""
+        look = select.poll()
+        look.register(self._sock, 0)
+        while self._tasks and not look.poll(0):
+            await asyncio.wait(self._tasks, timeout=GONE_LOOK_S)
 
     async def _line(self) -> bytes | None:
         """The next line without its end; None: the peer is gone, or broke a limit."""

@@ -1,4 +1,4 @@
-"""The compiled engine module (gemrun/_build.py); context.py and handle.py give its functions types."""
+"""The compiled engine module (gemrun/_build.py); context.py, handle.py give its functions types."""
 
 from typing import Any
 

@@ -522,8 +522,8 @@ class Stream(Iterator[str]):
         # The worker knows the run, not the stream: dropping the stream must end it.
         given = (context, prompt, messages, max_tokens, settings, self._run, self._items)
         self._worker = threading.Thread(target=_work, args=given, daemon=True)
+        self._finalizer = weakref.finalize(self, self._run.stop)  # an interrupt may come in start
         self._worker.start()
-        self._finalizer = weakref.finalize(self, self._run.stop)
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -254,8 +254,8 @@ class GemRunHandle:
         items: _Items = queue.SimpleQueue()
         run = _Run(self._handle)
         given = (self, prompt, messages, max_tokens, checked, run, items)
-        threading.Thread(target=_work, args=given, daemon=True).start()
         try:
+            threading.Thread(target=_work, args=given, daemon=True).start()
             found = items.get()
         except BaseException:
             run.stop()

@@ -91,9 +91,10 @@ def contradiction(order: Order, command: Command) -> str:
     if command.action != "charge" and order.battery_percent < LOW_PERCENT:
         return f"{command.action} with {order.battery_percent} % of battery"
     near = obstacle is not None and obstacle < SLOW_CM
-    slow = near or command.action == "slow"
-    if slow and (command.action == "drive" or command.speed_cm_s > SLOW_CM_S):
-        return f"{command.action} at {command.speed_cm_s} cm/s where slow is due"
+    if near and command.action == "drive":
+        return f"drive with an obstacle at {obstacle} cm, nearer than {SLOW_CM}"
+    if (near or command.action == "slow") and command.speed_cm_s > SLOW_CM_S:
+        return f"{command.action} at {command.speed_cm_s} cm/s, faster than {SLOW_CM_S}"
     return ""
 
 

@@ -36,7 +36,7 @@ STATES = (
 POLL_S, STALE_S = 1.0, 3.0
 READ_S, WRITE_S = 2.0, 5.0  # the daemon may take so long
 IDLE_S = 60.0  # a connection without a request
-FRAME_S = 10.0  # from a request's first byte to its answer's last
+FRAME_S = 15.0  # from a request's first byte to its answer's last
 CONNECTIONS_MOST = 16
 MODELS_MOST = 64
 READ_MOST, WRITE_MOST = 125, 123  # registers of a request, as the standard has it
@@ -83,7 +83,7 @@ def number_of(words: Sequence[str], word: object, first: int, otherwise: int) ->
 
 def tenths(value: object, least: int, most: int, unknown: int) -> int:
     """A figure in tenths as a register, cut to its range; two's complement below zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return unknown
     return min(max(round(min(max(value, -1e6), 1e6) * 10), least), most) & 0xFFFF
 
@@ -96,11 +96,13 @@ class Bridge:
         socket: Path,
         models: Sequence[str],
         may_write: bool,
+        stale_s: float = STALE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.socket = socket
         self.models = tuple(models)
         self.may_write = may_write
+        self._stale_s = stale_s
         self._writable = {
             MODE: ("throttle.set", "mode", MODES),
             MODEL: ("model.switch", "name", self.models),
@@ -109,7 +111,7 @@ class Bridge:
         self._figures: Mapping[str, Any] = {}
         self._read_s: float | None = None
         self._writing = False
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     # ---- the daemon ----
 
@@ -129,7 +131,7 @@ class Bridge:
     def registers(self) -> list[int]:
         """All of them, now. Stale figures are unknown: nobody acts on an old temperature."""
         age_s = None if self._read_s is None else self._clock() - self._read_s
-        stale = age_s is None or age_s > STALE_S
+        stale = age_s is None or age_s > self._stale_s
         figures = {} if stale else self._figures
         throttle = figures.get("throttle", {})
         level = throttle.get("level")
@@ -208,12 +210,17 @@ class Bridge:
         await self._write(address, struct.unpack(f">{word}H", request[6:]))
         return request[:5]
 
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one peer until it is gone, idle, or breaks the frame."""
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A peer has come; one too many is sent away."""
         if len(self._connections) >= CONNECTIONS_MOST:
             writer.transport.abort()
             return
-        self._connections.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the peer is gone, idle, or breaks the frame."""
         writer.transport.set_write_buffer_limits(high=0)  # drain: until all has been sent
         try:
             while await self._exchange(reader, writer):
@@ -221,7 +228,6 @@ class Bridge:
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
-            self._connections.discard(writer)
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -245,11 +251,9 @@ class Bridge:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    bridge = Bridge(arguments.gemctl, arguments.models, arguments.write)
+    bridge = Bridge(arguments.gemctl, arguments.models, arguments.write, arguments.stale_s)
     await bridge.poll()
-    server = await asyncio.start_server(
-        bridge.connection, arguments.host, arguments.port, limit=1024
-    )
+    server = await asyncio.start_server(bridge.accept, arguments.host, arguments.port, limit=1024)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -269,6 +273,9 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=1502, help="0: any (1502)")
     parser.add_argument("--gemctl", type=Path, default=Path("/run/gemctl/gemctl.sock"))
     parser.add_argument("--models", nargs="+", required=True, help="number 1, number 2, ..")
+    parser.add_argument(
+        "--stale-s", type=float, default=STALE_S, help=f"figures count so long ({STALE_S:g} s)"
+    )
     parser.add_argument("--write", action="store_true", help="accept writes from anybody")
     arguments = parser.parse_args()
     if len(arguments.models) > MODELS_MOST:

@@ -24,18 +24,23 @@ def memory(root: Path, most: int) -> Memory:
     return Memory(total=total, available=available, most=most)
 
 
-def prefault(path: Path, mbps: float, busy: Callable[[], bool]) -> int:
+def prefault(
+    path: Path, mbps: float, busy: Callable[[], bool], stopping: Callable[[], bool]
+) -> int:
     """Bring a file into the page cache at `mbps` (decimal MB/s) at most; its size in bytes.
 
-    Waits while `busy`: nobody's first token is to wait for the disk behind it.
+    Waits while `busy`: nobody's first token is to wait for the disk behind it. Ends early where the
+    daemon stops.
     """
     with path.open("rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         started, slept = time.monotonic(), 0.0
         for at in range(0, size, PIECE):
             waited = time.monotonic()
-            while busy():
+            while busy() and not stopping():
                 time.sleep(LOOK_S)
+            if stopping():
+                break
             slept += time.monotonic() - waited
             os.posix_fadvise(stream.fileno(), at, PIECE, os.POSIX_FADV_WILLNEED)
             due = started + slept + (at + PIECE) / (mbps * 1e6)

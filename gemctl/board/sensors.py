@@ -590,6 +590,11 @@ class Sensors:
         return bool(self._found or self._wanted or self._sources)
 
     @property
+    def own(self) -> bool:
+        """Has the machine a zone or chip of its own, or should it have one that was named?"""
+        return bool(self._found or self._wanted)
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """MQTT topics to subscribe to."""
         return tuple(s.topic for s in self._sources.values() if isinstance(s, _Topic))

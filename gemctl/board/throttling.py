@@ -61,13 +61,15 @@ class Throttle:
         self.decision: core.Decision | None = None
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
-        self._brief: tuple[ThrottleState, float] | None = None  # with its end, s since 1970
+        self._brief: tuple[ThrottleState, float] | None = None  # with its end, on our clock
+        self._specs: tuple[str, ...] = tuple(config.sensors.external)
         self._state = core.start(self.settings())
         self._clusters = power_.clusters(config.sensors.sysfs_root)
         self._wake = asyncio.Event()
         self._faults: frozenset[str] = frozenset()
         self._cap: tuple[float | None, float | None] = (None, None)
         self._slow = False
+        self._reasons: dict[str, str] = {}  # why a sensor gives no value
         self._energy: deque[tuple[float, float, int]] = deque()  # (time, joules, tokens)
         self._long_step: float | None = None
 
@@ -77,7 +79,7 @@ class Throttle:
     def wanted(self) -> ThrottleState:
         """What callers asked for; for a while something else, where that was asked for."""
         kept = self.models.state.throttle
-        if self._brief is None or time.time() >= self._brief[1]:
+        if self._brief is None or self.clock() >= self._brief[1]:
             return kept
         over = self._brief[0].model_dump(exclude_none=True)
         return kept.model_copy(update=over)
@@ -132,11 +134,12 @@ class Throttle:
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
         if external is not None:
-            self.sensors.set_external([*self.config.sensors.external, *external])
+            self.sensors.set_external([*self.config.sensors.external, *external])  # or ApiError
+            self._specs = (*self.config.sensors.external, *external)
             changes["external"] = tuple(external)
         self._brief = None
         if for_s is not None:
-            self._brief = (ThrottleState(**changes), time.time() + for_s)
+            self._brief = (ThrottleState(**changes), self.clock() + for_s)
         else:
             self._keep(changes, reset)
         await self.tick()
@@ -147,7 +150,6 @@ class Throttle:
         state = self.models.state
         if reset:
             state = state.model_copy(update={"throttle": ThrottleState()})
-            self.sensors.set_external(self.config.sensors.external)
         self.models.state = with_throttle(state, **changes)
         self.models.state_file.save(self.models.state)
 
@@ -166,23 +168,22 @@ class Throttle:
             "temp_c": d.temp_c if d else None,
             "predicted_c": round(d.predicted_c, 2) if d and d.predicted_c is not None else None,
             "paused": d.paused if d else False,
-            "faults": [list(fault) for fault in d.sensor_faults] if d else [],
+            "faults": [[n, self._reasons.get(n, why)] for n, why in d.sensor_faults] if d else [],
             "powerd": self.powerd.present,
             "external": list(self.wanted.external or self.config.sensors.external),
-            "until": self._brief[1] if self._brief and time.time() < self._brief[1] else None,
+            "until": self._until(),
         }
 
     # ---- the loop ----
 
     async def run(self) -> None:
         """Tick until cancelled. A fault of one tick is told, and the next one comes."""
-        external = self.wanted.external
-        if external:
-            with contextlib.suppress(ApiError):
-                self.sensors.set_external([*self.config.sensors.external, *external])
         await self.powerd.status()  # connect, where there is a helper
         while True:
-            await self.tick()
+            try:
+                await self.tick()
+            except Exception as error:  # the next tick has to come, whatever this one met
+                self.hub.publish("throttle.fault", text=f"{type(error).__name__}: {error}")
             fast = bool(self.config.sensors.external or self.wanted.external)
             await waiting.ended(self._wake, FAST_S if fast else SLOW_S)
             self._wake.clear()
@@ -190,6 +191,7 @@ class Throttle:
     async def tick(self) -> None:
         """Read, decide, act."""
         now = self.clock()
+        self._use_external()
         readings = self._readings(now)
         self.reading = self.power.sample(now)
         inputs = core.Inputs(
@@ -204,8 +206,9 @@ class Throttle:
         )
         before = self.decision
         self._state, self.decision = core.tick(
-            self._state, inputs, self.actuators(), self.settings()
+            self._state, inputs, self.actuators(), self._in_force()
         )
+        self._reasons = {r.name: r.reason for r in readings if r.reason}
         self._tell(before, self.decision)
         await self._act(self.decision)
         self.metrics.temperatures({r.name: r.celsius for r in readings})
@@ -213,11 +216,35 @@ class Throttle:
         self.metrics.throttle(self.decision.level, self.decision.duty, self.decision.threshold_c)
         self.tick_ms = (self.clock() - now) * 1e3
 
+    def _until(self) -> float | None:
+        """When what was asked for a while ends, in seconds since 1970."""
+        left = self._brief[1] - self.clock() if self._brief is not None else 0.0
+        return time.time() + left if left > 0 else None
+
     def _readings(self, now: float) -> list[Reading]:
-        """All readings. A machine that has no sensor at all, and no threshold, has nothing to
-        watch; with a threshold, the missing sensor is a fault."""
+        """All readings. Where the chip has no sensor of its own, the external ones take its place:
+        then they are all that is known."""
         readings = self.sensors.sample(now)
-        return [] if not self.sensors.any and core.threshold(self.settings()) is None else readings
+        outside = [r for r in readings if r.external]
+        if outside and not self.sensors.own:
+            return [dataclasses.replace(r, external=False) for r in outside]
+        return readings
+
+    def _in_force(self) -> core.Settings:
+        """The settings of a tick: without any sensor and without a threshold there is nothing to
+        watch, and only the modes that slow down by themselves do."""
+        settings = self.settings()
+        blind = not self.sensors.any and core.threshold(settings) is None
+        quiet = settings.mode in ("conservative", "silent")
+        return dataclasses.replace(settings, mode="off") if blind and not quiet else settings
+
+    def _use_external(self) -> None:
+        """The sensors that are wanted now; those that were wanted for a while go with its end."""
+        specs = (*self.config.sensors.external, *(self.wanted.external or ()))
+        if specs != self._specs:
+            with contextlib.suppress(ApiError):
+                self.sensors.set_external(specs)
+            self._specs = specs
 
     def _trend(self) -> float | None:
         """Growth of the time per token over its long mean, while nothing of ours slows it."""
@@ -232,7 +259,8 @@ class Throttle:
         faults = frozenset(name for name, _ in now.sensor_faults)
         for name, why in now.sensor_faults:
             if name not in self._faults:
-                self.hub.publish("sensor.fault", sensor=name, reason=why)
+                reason = self._reasons.get(name, why)
+                self.hub.publish("sensor.fault", sensor=name, reason=reason)
         for name in self._faults - faults:
             self.hub.publish("sensor.ok", sensor=name)
         self._faults = faults

@@ -46,6 +46,7 @@ WRITE = frozenset(
             "model.switch",
             "model.replace",
             "model.stage",
+            "model.remove",
         ),
         *(
             "throttle.set",

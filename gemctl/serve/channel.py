@@ -51,6 +51,10 @@ def error_of(event: dict[str, Any]) -> ApiError:
     return ApiError(code_of(int(event["code"])), str(event["text"]))
 
 
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
 class Channel:
     """One connection. `closed` is set once it cannot be used any more."""
 
@@ -62,6 +66,7 @@ class Channel:
         self._next = 1
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None  # of a request that was left early
         self.on_event: Callable[[dict[str, Any]], None] | None = None  # without an id: pong
 
     async def open(self, connected: socket.socket) -> None:
@@ -89,7 +94,7 @@ class Channel:
                 size = int.from_bytes(await reader.readexactly(4), "little")
                 if not 0 < size <= FRAME_MOST:
                     break
-                event = json.loads(await reader.readexactly(size))
+                event = json.loads(await reader.readexactly(size), parse_constant=_refuse)
                 self._dispatch(event)
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             pass  # whatever it was, the connection is of no more use
@@ -131,6 +136,8 @@ class Channel:
 
         Left early, the request is cancelled.
         """
+        if op == "generate" and self._draining is not None:
+            await asyncio.shield(self._draining)
         number = self._next
         self._next += 1
         queue = self._queues[number] = asyncio.Queue()
@@ -149,15 +156,25 @@ class Channel:
         finally:
             if op == "generate" and not ended and not self.closed.is_set():
                 await self._cancel(number, queue)
-            del self._queues[number]
+            else:
+                self._queues.pop(number, None)
 
     async def _cancel(self, number: int, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
-        """End a request, and wait until the engine is free for the next one."""
-        with contextlib.suppress(ApiError, TimeoutError):
+        """End a request, and wait until the engine is free. Whoever gives up waiting leaves the
+        rest to the next request, which begins only then."""
+        with contextlib.suppress(ApiError):
             self.send("cancel", id=number)
-            while (event := await waiting.within(CANCEL_S, queue.get())) is not None:
-                if event["event"] in ENDS:
-                    return
+        self._draining = asyncio.create_task(self._drain(number, queue))
+        await asyncio.shield(self._draining)
+
+    async def _drain(self, number: int, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                while (event := await waiting.within(CANCEL_S, queue.get())) is not None:
+                    if event["event"] in ENDS:
+                        return
+        finally:
+            self._queues.pop(number, None)
 
     async def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """The one event that answers a request. Raises ApiError, "timeout" among them."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemctl import waiting
 from gemctl.board import machine
@@ -26,9 +27,11 @@ from gemctl.serve.turns import Engine, Turns
 from gemctl.serve.worker import Worker
 from gemctl.show.history import History
 from gemctl.show.metrics import Metrics
-from gemctl.store.state import StateFile, with_model, without_model
+from gemctl.store.state import State, StateFile, with_model, without_model
 from gemctl.store.store import Store, check_name
 
+OVERTIME_S = 30.0  # an engine that has not ended so long after a deadline never will
+PACE_S = 0.5  # a worker confirms a pace within so long, or is not waited for
 YIELD_S, YIELD_LOOK_S = 10.0, 0.05  # a less urgent model waits so long; between two looks
 RETRIES = 1  # of a request whose worker ended under it
 
@@ -43,6 +46,7 @@ class Pace:
     prefill_threads: int = 0
 
 
+R = TypeVar("R")
 HALTED = Pace(duty=0.0, prefill_duty=0.0)
 
 
@@ -90,6 +94,13 @@ class Slot(Engine):
         """What it takes, for admission."""
         assert self.declared is not None
         return policy.Held(self.name, self.declared.ram_total, self.declared.ram_weights)
+
+
+def found_bad(name: str, digest: str) -> ApiError:
+    """The refusal of a version that failed before."""
+    return ApiError(
+        "refused", f"{name}: {digest[:12]} was found bad before; gemctl model clear {name}"
+    )
 
 
 @dataclass
@@ -156,6 +167,9 @@ class Models:
         self.max_new_tokens: int | None = None
         self.state = state.load().state
         self._yielding: asyncio.Task[None] | None = None
+        self._asks: set[asyncio.Task[None]] = set()
+        self.jobs: set[asyncio.Task[Any]] = set()  # procedures; they outlive who asked for them
+        self.stopping = threading.Event()  # for what works in a thread
 
     # ---- names ----
 
@@ -174,7 +188,8 @@ class Models:
         return self.models[name]
 
     def add(self, name: str) -> Model:
-        """A model that may not have a version yet."""
+        """A model that may not have a version yet. Raises ApiError for what is no name."""
+        check_name(name)
         if name not in self.models:
             turns = Turns(name, self.config.models.queue, self.clock)
             wanted = self.state.models.get(name)
@@ -186,23 +201,43 @@ class Models:
         """A model by name, or the active one."""
         chosen = name or self.active
         if chosen is None:
-            raise ApiError("not_found", "no model is active; name one, or gemctl switch-model NAME")
+            remedy = (
+                "gemctl switch-model NAME" if self.store.names() else "gemctl model --replace FILE"
+            )
+            raise ApiError("not_found", f"no model is active; name one, or {remedy}")
         return self.model(chosen)
 
     def save(self, **changes: Any) -> None:
         """Change the wanted state and keep it. Raises ApiError where the disk takes nothing."""
-        self.state = self.state.model_copy(update=changes)
-        self.state_file.save(self.state)
+        self.commit(self.state.model_copy(update=changes))
+
+    def commit(self, state: State, urgent: bool = False) -> None:
+        """Write a wanted state, and only then act by it. Raises ApiError; nothing has changed then.
+
+        On the event loop, a few milliseconds: two writers of one file would lose a change.
+        """
+        self.state_file.save(state, urgent=urgent)
+        self.state = state
 
     def want(self, name: str, **changes: Any) -> None:
         """Change what is wanted of a model, and keep it."""
-        self.state = with_model(self.state, name, **changes)
-        self.state_file.save(self.state)
+        self.commit(with_model(self.state, name, **changes))
 
     def forget(self, name: str) -> None:
         """Drop what was wanted of a model."""
-        self.state = without_model(self.state, name)
-        self.state_file.save(self.state)
+        self.commit(without_model(self.state, name))
+
+    async def procedure(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a change to its end, even if who asked for it goes away meanwhile."""
+        task = asyncio.create_task(work)
+        self.jobs.add(task)
+        task.add_done_callback(self._job_ended)
+        return await asyncio.shield(task)
+
+    def _job_ended(self, task: asyncio.Task[Any]) -> None:
+        self.jobs.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was told to who asked, or nobody is there to be told
 
     @contextlib.contextmanager
     def changing(self, model: Model, what: str) -> Any:
@@ -331,14 +366,14 @@ class Models:
             try:
                 await self.start_worker(slot)
                 await self.warm(slot, self.config.models.warmup_prompt, tests=False)
-            except ApiError as error:
+            except Exception as error:  # whatever it was: the next attempt, or the end of them
                 worker, slot.worker = slot.worker, None
                 if worker is not None:
                     await worker.stop(grace_s=0)
                 slot.crashes = slot.crashes.add(self.clock())
                 with contextlib.suppress(ApiError):  # out of warming; in loading it is already
-                    slot.move("crash", error.message)
-        if served and slot.state == "standby":
+                    slot.move("crash", str(error))
+        if served and slot.state == "standby" and self.models[slot.name].current is slot:
             self.activate(slot, "back after a crash")
 
     def give_up(self, slot: Slot) -> None:
@@ -365,6 +400,12 @@ class Models:
         with self.changing(model, "a load"):
             if model.current is None or model.current.state == "empty":
                 await self._load(model, digest, prompt)
+            elif digest not in (None, model.current.digest):
+                raise ApiError(
+                    "conflict",
+                    f"{name}: another version serves; gemctl model --name {name} --digest "
+                    f"{str(digest)[:12]}",
+                )
             elif model.current.state == "standby":
                 self.activate(model.current, "load")
             elif model.current.state != "serving":
@@ -379,6 +420,16 @@ class Models:
         if wanted is None:
             raise ApiError(
                 "not_found", f"{model.name}: no good version; gemctl model --replace FILE"
+            )
+        if wanted in {bad for bad, _ in versions.bad}:
+            raise ApiError(
+                "refused", f"{model.name}: {wanted[:12]} was found bad; model clear first"
+            )
+        if wanted != on_trial and wanted not in versions.good:
+            raise ApiError(
+                "refused",
+                f"{model.name}: {wanted[:12]} has not been tried; gemctl model --name "
+                f"{model.name} --digest {wanted[:12]}",
             )
         slot = self.new_slot(model.name, wanted)
         slot.declared = artifact.declared(slot.path)
@@ -413,14 +464,15 @@ class Models:
         if (wanted := self.state.models.get(name)) is not None and wanted.pinned:
             raise ApiError("conflict", f"{name}: is pinned; gemctl model pin {name} --off first")
         with self.changing(model, "an unload"):
-            await self._end_probation(model)
+            await self.end_probation(model)
             await self.retire(model, "unload")
             model.turns.fail(ApiError("cancelled", f"{name}: was unloaded; load it again"))
         if self.active == name:
             self.save(active=None)
         self.want(name, enabled=False)
 
-    async def _end_probation(self, model: Model) -> None:
+    async def end_probation(self, model: Model) -> None:
+        """Stop watching a version; who calls it decides what becomes of it."""
         if model.probation is not None:
             model.probation.cancel()
             await asyncio.gather(model.probation, return_exceptions=True)
@@ -451,8 +503,7 @@ class Models:
         """Free a model's memory until it is enabled, also over a restart."""
         model = self.named(name)
         with self.changing(model, "a disable"):
-            self.want(model.name, enabled=False)
-            await self._end_probation(model)
+            await self.end_probation(model)
             started = self.clock()
             freed = sum(held.size for held in self.held() if held.name == model.name)
             digest = model.current.digest if model.current is not None else None
@@ -461,6 +512,7 @@ class Models:
                 slot = self.new_slot(model.name, digest)
                 slot.move("disable", "disable")
                 model.current = slot
+            self.want(model.name, enabled=False)
         return {"model": model.name, "freed_bytes": freed, "ms": (self.clock() - started) * 1e3}
 
     async def enable(self, name: str | None, prompt: str | None) -> dict[str, Any]:
@@ -468,9 +520,12 @@ class Models:
         model = self.named(name)
         started = self.clock()
         with self.changing(model, "an enable"):
+            state = model.current.state if model.current is not None else "empty"
             digest = model.current.digest if model.current is not None else None
-            if model.current is not None and model.current.state == "serving":
+            if state == "serving":
                 return {"model": model.name, "ms": 0.0}
+            if state not in ("disabled", "empty"):
+                raise ApiError("conflict", f"{model.name}: is {state}; wait, or clear it first")
             model.current = None
             await self._load(model, digest, prompt)
             self.want(model.name, enabled=True)
@@ -505,6 +560,22 @@ class Models:
         elif not bad:
             raise ApiError("conflict", f"{name}: no fault and no bad version; nothing to do")
 
+    async def remove(self, name: str, digest: str | None) -> None:
+        """Delete a version that nobody uses, or a model that is not loaded, from the store."""
+        model = self.model(name)
+        with self.changing(model, "a removal"):
+            present = [version.digest for version in self.store.versions(name).present]
+            if digest is None and any(slot.loaded for slot in model.slots()):
+                raise ApiError("conflict", f"{name}: is loaded; gemctl model unload {name} first")
+            if digest is None:
+                model.current = None
+                self.forget(name)
+            for one in present if digest is None else [digest]:
+                await asyncio.to_thread(self.store.remove, name, one, self.in_use())
+            if digest is None:
+                await asyncio.to_thread(self.store.collect, self.in_use(), 1)
+                self.models.pop(name, None)
+
     def pin(self, name: str, pinned: bool) -> None:
         """A pinned model is never unloaded, by nobody."""
         self.model(name)
@@ -534,14 +605,23 @@ class Models:
     async def _pace_all(self) -> None:
         """Send its pace to every worker whose pace has changed."""
         pairs = [(m, s) for m in self.models.values() for s in m.slots()]
-        asks = [self._pace_one(model, slot) for model, slot in pairs]
-        await asyncio.gather(*asks, return_exceptions=True)
+        asks = {asyncio.create_task(self._pace_one(model, slot)) for model, slot in pairs}
+        if asks:
+            self._asks |= asks
+            _, late = await asyncio.wait(asks, timeout=PACE_S)
+            for task in late:  # its heartbeat will tell; nobody else waits for it
+                task.add_done_callback(self._asks.discard)
+            self._asks -= asks - late
 
     async def _pace_one(self, model: Model, slot: Slot) -> None:
         worker, pace = slot.worker, self._pace_of(model, slot)
-        if worker is not None and worker.alive and slot.told != pace:
-            slot.told = pace
+        if worker is None or not worker.alive or slot.told == pace:
+            return
+        slot.told = pace
+        try:
             await worker.pace(**vars(pace))
+        except ApiError:
+            slot.told = None
 
     def turns_changed(self) -> None:
         """A request begins or has ended: less urgent models wait, or go on."""
@@ -602,7 +682,8 @@ class Models:
             wanted = self.state.models.get(name)
             pinned = wanted is not None and wanted.pinned
             if model.current is not None and model.current.loaded and not pinned and not model.busy:
-                await self.disable(name)
+                with contextlib.suppress(ApiError):  # a full disk keeps nobody hot
+                    await self.disable(name)
 
     async def burn(self) -> None:
         """Work for a thermal calibration."""
@@ -622,6 +703,7 @@ class Models:
         A worker that ends under a request costs nothing but time: the same version gives the same
         tokens again, and those that were sent already are not sent twice.
         """
+        self._refuse_unavailable(model)
         sent = 0
         digest = ""
         for attempt in range(RETRIES + 1):
@@ -634,7 +716,7 @@ class Models:
                 digest = engine.digest
                 self.turns_changed()
                 try:
-                    async for event in self._run(engine, fields, sent):
+                    async for event in self._run(engine, fields, sent, request.deadline_s):
                         sent += event["event"] == "token"
                         yield event
                     return
@@ -648,8 +730,20 @@ class Models:
                 finally:
                     asyncio.get_running_loop().call_soon(self.turns_changed)
 
+    def _refuse_unavailable(self, model: Model) -> None:
+        """Nobody waits for a model that nobody is about to load."""
+        state = model.current.state if model.current is not None else "empty"
+        if model.busy or state not in ("disabled", "faulted", "empty"):
+            return
+        remedy = {
+            "disabled": f"gemctl model --enable --name {model.name}",
+            "faulted": f"gemctl model clear {model.name}",
+            "empty": f"gemctl model load {model.name}",
+        }
+        raise ApiError("conflict", f"{model.name}: is {state}; {remedy[state]}")
+
     async def _run(
-        self, slot: Slot, fields: dict[str, Any], skip: int
+        self, slot: Slot, fields: dict[str, Any], skip: int, deadline_s: float | None
     ) -> AsyncIterator[dict[str, Any]]:
         worker = slot.worker
         if worker is None:
@@ -657,7 +751,10 @@ class Models:
         if self.max_new_tokens is not None:
             most = min(fields.get("max_tokens", self.max_new_tokens), self.max_new_tokens)
             fields = {**fields, "max_tokens": most}
-        events = worker.generate(fields)
+        left = None if deadline_s is None else max(0.001, deadline_s - self.clock())
+        if left is not None:
+            fields = {**fields, "deadline_ms": max(1, round(left * 1e3))}
+        events = worker.generate(fields, None if left is None else left + OVERTIME_S)
         seen = 0
         slot.prefilling = True
         self.on_phase()
@@ -699,8 +796,12 @@ class Models:
 
     async def stop(self) -> None:
         """End every worker at once; requests in flight fail, and may be sent again."""
+        self.stopping.set()
+        for job in list(self.jobs):
+            job.cancel()
+        await asyncio.gather(*self.jobs, return_exceptions=True)
         for model in self.models.values():
-            await self._end_probation(model)
+            await self.end_probation(model)
             model.turns.serve(None)
             model.turns.fail(ApiError("cancelled", "gemctld stops; send the request again"))
             for slot in model.slots():

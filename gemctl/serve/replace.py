@@ -29,7 +29,7 @@ from gemctl.errors import ApiError
 from gemctl.serve import artifact, hooks
 from gemctl.serve.models import Model, Models, Slot
 from gemctl.store.copying import Pace as CopyPace
-from gemctl.store.state import begin_trial, end_trial
+from gemctl.store.state import begin_trial, end_trial, with_model
 
 PROBATION_LOOK_S = 0.2
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
@@ -67,7 +67,11 @@ async def stage(r: Replacement, descriptor: int) -> str:
     models = r.models
     most = models.config.models.size_most_bytes
     staged = await asyncio.to_thread(
-        models.store.stage, r.model.name, descriptor, size_most=most, pace=CopyPace()
+        models.store.stage,
+        r.model.name,
+        descriptor,
+        size_most=most,
+        pace=CopyPace(cancelled=models.stopping.is_set),
     )
     await r.phase("stage", digest=staged.digest, bytes=staged.size, method=staged.method)
     return staged.digest
@@ -114,11 +118,16 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
         engine = r.model.current
         return engine is not None and engine.busy and engine.prefilling
 
-    await asyncio.to_thread(machine.prefault, slot.path, models.config.models.prefault_mbps, busy)
+    rate = models.config.models.prefault_mbps
+    await asyncio.to_thread(machine.prefault, slot.path, rate, busy, models.stopping.is_set)
     await r.phase("prefault")
     await models.start_worker(slot)
     facts = slot.worker.facts if slot.worker is not None else None
-    await r.phase("load", open_ms=facts.open_ms if facts is not None else None)
+    old = r.model.current.worker if r.model.current is not None else None
+    before = old.facts.name if old is not None and old.facts is not None else None
+    other = facts is not None and before not in (None, facts.name)
+    note = {"warnings": [f"another model than before: {facts.name}"]} if other and facts else {}
+    await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **note)
     times = await models.warm(slot, prompt, tests=True)
     await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
 
@@ -142,10 +151,11 @@ async def replace(
         if plan.strategy == "serial":
             stopped = await _make_room(r)
         await _bring_up(r, slot, text)
-        await _flip(r, slot, probation)
+        flip = await _flip(r, slot, probation)
     except BaseException as error:
         await _undo(r, slot, stopped, error)
         raise
+    await r.phase("flip", flip_ms=round(flip * 1e3, 3))
     if model.kept is not None:
         old = model.kept
         await _drain(r, old)
@@ -168,7 +178,13 @@ async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseExc
     models, model = r.models, r.model
     if model.candidate is slot:
         model.candidate = None
+    with contextlib.suppress(ApiError):
+        _end_trial(models, slot, good=False)
     await models.stop_worker(slot)
+    models.store.release(model.name, slot.digest)
+    with contextlib.suppress(ApiError):  # nobody needs a file that was refused
+        in_use, count = models.in_use(), models.config.models.keep
+        await asyncio.to_thread(models.store.collect, in_use, count)
     with contextlib.suppress(ApiError):
         slot.move("fail", str(error))
     if stopped is not None:
@@ -192,21 +208,44 @@ async def _bring_back(r: Replacement, digest: str) -> None:
         model.turns.fail(ApiError("failed", f"{model.name}: {error.message}"))
 
 
-async def _flip(r: Replacement, slot: Slot, probation: bool) -> None:
-    """One assignment; everything that is slow was done before, or is done after."""
+async def _flip(r: Replacement, slot: Slot, probation: bool) -> float:
+    """One assignment, seconds; everything that is slow was done before, or is done after."""
     models, model = r.models, r.model
-    if probation:  # on the disk before it answers: who reboots the board meanwhile is dropped
-        models.state = begin_trial(models.state, model.name, slot.digest)
-        await asyncio.to_thread(models.state_file.save, models.state, urgent=True)
+    for left in (model.kept, model.current):  # what is neither serving nor wanted is ended first
+        if left is not None and left.state != "serving":
+            await models.stop_worker(left)
+            model.kept = None if model.kept is left else model.kept
+            model.current = None if model.current is left else model.current
+    if probation and _may_record(models, model):
+        # On the disk before it answers: what takes the board down meanwhile is dropped.
+        models.commit(begin_trial(models.state, model.name, slot.digest), urgent=True)
     old = model.current
     started = models.clock()
-    if old is not None and old.state == "serving":
+    if old is not None:
         old.move("drain", "replaced")
     model.current, model.candidate, model.kept = slot, None, old
     models.activate(slot, "flip")
     flip = models.clock() - started
     models.metrics.flip(flip)
-    await r.phase("flip", flip_ms=round(flip * 1e3, 3))
+    return flip
+
+
+def _may_record(models: Models, model: Model) -> bool:
+    """One trial at a time is written down: of two nobody could tell which one was it. The other
+    one's version is simply not wanted at a start until its probation is over."""
+    trial = models.state.trial
+    return trial is None or trial.name == model.name
+
+
+def _end_trial(models: Models, slot: Slot, good: bool) -> None:
+    """Forget a version's trial, where there is one; a good version is wanted from now on."""
+    trial, state = models.state.trial, models.state
+    if trial is not None and (trial.name, trial.digest) == (slot.name, slot.digest):
+        state = end_trial(state, good)
+    if good:
+        state = with_model(state, slot.name, digest=slot.digest)
+    if state != models.state:
+        models.commit(state)
 
 
 async def _drain(r: Replacement, old: Slot) -> None:
@@ -239,19 +278,17 @@ def _report(r: Replacement, strategy: str) -> dict[str, Any]:
 # ---- probation ----
 
 
-async def watch_probation(r: Replacement, slot: Slot) -> None:
-    """Keep it after enough answers or time without a fault, else go back."""
+async def watch_probation(r: Replacement, slot: Slot) -> str:
+    """Until enough answers or time without a fault, or a fault: which one, or nothing."""
     models = r.models
     limits = models.config.models
     until = models.clock() + limits.probation_s
     while models.clock() < until and slot.answers < max(limits.probation_requests, 1):
         fault = _fault_of(slot)
         if fault:
-            await roll_back(r, slot, fault)
-            return
+            return fault
         await asyncio.sleep(PROBATION_LOOK_S)
-    fault = _fault_of(slot)
-    await (roll_back(r, slot, fault) if fault else keep(r, slot))
+    return _fault_of(slot)
 
 
 def _fault_of(slot: Slot) -> str:
@@ -265,13 +302,13 @@ def _fault_of(slot: Slot) -> str:
 async def keep(r: Replacement, slot: Slot) -> None:
     """Probation passed: it is the good version."""
     models, model = r.models, r.model
-    await asyncio.to_thread(models.store.mark_good, model.name, slot.digest)
-    if models.state.trial is not None:
-        models.state = end_trial(models.state, good=True)
-        models.state_file.save(models.state)
     old, model.kept = model.kept, None
-    if old is not None:
-        await models.drain(old, "probation passed")
+    try:
+        await asyncio.to_thread(models.store.mark_good, model.name, slot.digest)
+        _end_trial(models, slot, good=True)
+    finally:
+        if old is not None:
+            await models.drain(old, "probation passed")
     in_use, count = models.in_use(), models.config.models.keep
     await asyncio.to_thread(models.store.collect, in_use, count)
     models.hub.publish("probation.good", model=model.name, digest=slot.digest)
@@ -286,18 +323,31 @@ async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
     if old is not None and old.loaded and old.state in ("standby", "draining"):
         model.current = old
         models.activate(old, f"rollback: {why}")
+    elif old is not None:
+        await models.stop_worker(old)
     await _retire(models, slot, why)
-    await asyncio.to_thread(models.store.mark_bad, model.name, slot.digest, why)
-    if models.state.trial is not None:
-        models.state = end_trial(models.state, good=False)
-        models.state_file.save(models.state)
+    await _forget_bad(models, slot, why)
     if model.current in (slot, None):
         model.current = None
-        good = models.store.versions(model.name).current
-        if good is not None:
-            await _bring_back(r, good)
+        await _load_good(r)
     models.hub.publish("probation.bad", model=model.name, digest=slot.digest, text=why)
     await hooks.run(models.config.hooks, "bad", model.name, slot.digest, models.hub)
+
+
+async def _forget_bad(models: Models, slot: Slot, why: str) -> None:
+    """What cannot be written down is still not served; it is told, and goes on."""
+    try:
+        await asyncio.to_thread(models.store.mark_bad, slot.name, slot.digest, why)
+        _end_trial(models, slot, good=False)
+    except ApiError as error:
+        models.hub.publish("probation.failed", model=slot.name, text=error.message)
+
+
+async def _load_good(r: Replacement) -> None:
+    """The store's good version, where there is one."""
+    good = r.models.store.versions(r.model.name).current
+    if good is not None:
+        await _bring_back(r, good)
 
 
 async def _retire(models: Models, slot: Slot, why: str) -> None:
@@ -347,16 +397,21 @@ async def run(
         r = Replacement(models, model, tell, allow_layout_change, serial)
         r.begin()
         digest = await stage(r, source) if isinstance(source, int) else source
-        if digest not in {v.digest for v in models.store.versions(model.name).present}:
+        found = models.store.versions(model.name)
+        if digest not in {version.digest for version in found.present}:
             raise ApiError("not_found", f"{model.name}: no version {digest[:12]}; stage its file")
+        if digest in {bad for bad, _ in found.bad}:
+            raise ApiError(
+                "refused", f"{model.name}: {digest[:12]} was found bad; model clear first"
+            )
         first = model.current is None
         report = await replace(r, digest, prompt, probation=True)
         slot = model.current
         assert slot is not None
+        model.probation = asyncio.create_task(_probation(r, slot))
         models.want(model.name, enabled=True)
         if models.active is None and first:
             models.save(active=model.name)
-        model.probation = asyncio.create_task(_probation(r, slot))
     return report
 
 
@@ -368,12 +423,19 @@ def begin_probation(models: Models, model: Model, slot: Slot) -> None:
 
 
 async def _probation(r: Replacement, slot: Slot) -> None:
+    """Watch, then judge; nobody else changes the model while it is judged."""
+    models, model = r.models, r.model
     try:
-        await watch_probation(r, slot)
+        fault = await watch_probation(r, slot)
+        while model.busy:
+            await asyncio.sleep(PROBATION_LOOK_S)
+        with models.changing(model, "the end of a probation"):
+            await (roll_back(r, slot, fault) if fault else keep(r, slot))
     except ApiError as error:
-        r.models.hub.publish("probation.failed", model=r.model.name, text=error.message)
+        models.hub.publish("probation.failed", model=model.name, text=error.message)
     finally:
-        r.model.probation = None
+        if model.probation is asyncio.current_task():
+            model.probation = None
 
 
 async def resume_trial(models: Models, name: str, digest: str) -> None:
@@ -387,7 +449,14 @@ async def resume_trial(models: Models, name: str, digest: str) -> None:
     except ApiError as error:
         r = Replacement(models, model, _nobody)
         r.begin()
-        await roll_back(r, models.new_slot(name, digest), error.message[:200])
+        with models.changing(model, "a start"):
+            trial = models.state.trial
+            if trial is not None and trial.name == name:
+                models.commit(end_trial(models.state, good=False))
+            with contextlib.suppress(ApiError):  # its file may be gone
+                await asyncio.to_thread(models.store.mark_bad, name, digest, error.message[:200])
+            models.hub.publish("probation.bad", model=name, digest=digest, text=error.message)
+            await _load_good(r)
 
 
 async def _nobody(event: dict[str, Any]) -> None:
@@ -396,21 +465,20 @@ async def _nobody(event: dict[str, Any]) -> None:
 
 async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
     """Back to the version before, at once where it is still warm."""
-    if model.probation is not None and model.current is not None:
-        model.probation.cancel()
-        await asyncio.gather(model.probation, return_exceptions=True)
-        model.probation = None
-        r = Replacement(models, model, tell)
-        r.begin()
-        await roll_back(r, model.current, "asked for")
-        await r.phase("flip")
-        return {"model": model.name, "phases_ms": r.phases}
-    previous = models.store.versions(model.name).previous
-    if previous is None:
-        raise ApiError("not_found", f"{model.name}: no version before this one; --replace FILE")
     with models.changing(model, "a rollback"):
         r = Replacement(models, model, tell, allow_layout_change=True, serial=True)
         r.begin()
+        good = models.store.versions(model.name).current
+        warm = model.kept is not None or good not in (None, model.current and model.current.digest)
+        if model.probation is not None and model.current is not None and warm:
+            await models.end_probation(model)
+            await roll_back(r, model.current, "asked for")
+            await r.phase("flip")
+            return {"model": model.name, "phases_ms": r.phases}
+        previous = models.store.versions(model.name).previous
+        if previous is None:
+            what = "no version before this one; gemctl model --replace FILE"
+            raise ApiError("not_found", f"{model.name}: {what}")
         report = await replace(r, previous, None, probation=False)
         assert model.current is not None
         await keep(r, model.current)

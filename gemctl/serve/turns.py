@@ -83,6 +83,8 @@ class Turns:
                 one.turn.set_exception(error)
 
     def _refuse(self, request: policy.Waiting) -> None:
+        if self.paused:
+            raise ApiError("busy", f"{self.name}: paused, too hot; see gemctl throttle")
         if self.least_class is not None and policy.low_priority(request, self.least_class):
             raise ApiError("busy", f"{self.name}: too hot for this priority; try again later")
         if len(self._queue) >= self.most:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -23,6 +26,12 @@ from gemctl.serve.channel import Channel, error_of
 
 OOM_SCORE = 500  # the kernel takes a worker before the daemon
 KILL_AFTER_S = 2.0
+
+
+def find_program(name: str) -> str | None:
+    """The engine's command: on the path, or beside this Python as pip installs it."""
+    beside = Path(sys.executable).parent / name
+    return shutil.which(name) or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,27 @@ class Facts:
     def of(cls, event: dict[str, Any]) -> Facts:
         """From a `ready` event."""
         return cls(**{key: event[key] for key in cls.__dataclass_fields__})
+
+
+_COUNTS = ("prompt_tokens", "generated_tokens", "kv_used", "kv_size", "nonfinite_errors")
+_TIMES = ("ttft_ms", "prefill_tps", "decode_tps", "decode_max_ms")
+
+
+def checked(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of a run, as an engine makes it. Raises KeyError, TypeError or ValueError."""
+    if event["event"] == "token":
+        if type(event["token"]) is not int or type(event["text"]) is not str:
+            raise TypeError("token")
+        return event
+    if event["event"] != "done" or type(event["finish"]) is not str:
+        raise ValueError("event")
+    for key in _COUNTS:
+        if type(event[key]) is not int or event[key] < 0:
+            raise ValueError(key)
+    for key in _TIMES:
+        if not 0 <= float(event[key]) < 1e12:
+            raise ValueError(key)
+    return event
 
 
 @dataclass
@@ -88,7 +118,8 @@ class Worker:
     _testing: bool = False
 
     def _command(self, descriptor: int) -> list[str]:
-        command = [self.config.program, str(self.path), "--serve", str(descriptor)]
+        program = find_program(self.config.program) or self.config.program
+        command = [program, str(self.path), "--serve", str(descriptor)]
         if self.config.threads:
             command += ["--threads", str(self.config.threads)]
         if self.config.prefill_batch_size:
@@ -97,6 +128,23 @@ class Worker:
 
     async def start(self) -> Facts:
         """Spawn it and wait until it is ready. Raises ApiError; nothing is left behind then."""
+        try:
+            await self._spawn()
+            self.facts = await self._await_ready()
+        except BaseException as error:
+            await self.stop(grace_s=0)
+            if isinstance(error, (OSError, KeyError, TypeError, ValueError, TimeoutError)):
+                what = f"its worker did not start ({error}); see worker.program"
+                raise ApiError("failed", f"{self.name}: {what}") from None
+            raise
+        now = self.clock()
+        self._pulse = Pulse(now, now)
+        assert self._channel is not None
+        self._channel.on_event = self._take
+        self._tasks.append(asyncio.create_task(self._beat()))
+        return self.facts
+
+    async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         self._channel = Channel(self.name)
         try:
@@ -107,27 +155,19 @@ class Worker:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
             )
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            reason = f"{self.config.program}: {error.strerror}; set worker.program"
-            raise ApiError("failed", reason) from None
+            if isinstance(error, OSError):
+                reason = f"{self.config.program}: {error.strerror}; set worker.program"
+                raise ApiError("failed", reason) from None
+            raise
         finally:
             theirs.close()
+        self._tasks.append(asyncio.create_task(self._wait()))  # before anything can be cancelled
+        self._tasks.append(asyncio.create_task(self._listen()))
         with contextlib.suppress(OSError):  # it may be gone already
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(f"{OOM_SCORE}")
         await self._channel.open(ours)
-        self._tasks.append(asyncio.create_task(self._wait()))
-        self._tasks.append(asyncio.create_task(self._listen()))
-        try:
-            self.facts = await self._await_ready()
-        except BaseException:
-            await self.stop(grace_s=0)
-            raise
-        now = self.clock()
-        self._pulse = Pulse(now, now)
-        self._channel.on_event = self._take
-        self._tasks.append(asyncio.create_task(self._beat()))
-        return self.facts
 
     async def _await_ready(self) -> Facts:
         assert self._channel is not None
@@ -140,7 +180,7 @@ class Worker:
         except asyncio.CancelledError:
             if not self._channel.closed.is_set():
                 raise
-            await waiting.within(KILL_AFTER_S, self.ended.wait())
+            await waiting.ended(self.ended, KILL_AFTER_S)
             raise ApiError("failed", self.epitaph()) from None
         if event["event"] == "error":
             raise error_of(event)
@@ -207,12 +247,27 @@ class Worker:
             raise ApiError("failed", f"{self.name}: its worker is gone; send the request again")
         return self._channel
 
-    async def generate(self, fields: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """`token` events, then `done`. Raises ApiError. Left early, the run is cancelled."""
+    async def generate(
+        self, fields: dict[str, Any], most_s: float | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`token` events, then `done`. Raises ApiError. Left early, the run is cancelled.
+
+        A worker that is not done after `most_s`, or says what no engine says, is ended: its next
+        answer would be as good.
+        """
         events = self._open_channel().stream("generate", **fields)
+        until = None if most_s is None else self.clock() + most_s
         try:
-            async for event in events:
-                yield event
+            while True:
+                left = None if until is None else until - self.clock()
+                event = await waiting.within(left, anext(events, None))
+                if event is None:
+                    return
+                yield checked(event)
+        except (TimeoutError, TypeError, ValueError, KeyError) as error:
+            self.kill()
+            what = "did not end" if isinstance(error, TimeoutError) else "said what makes no sense"
+            raise ApiError("failed", f"{self.name}: its worker {what}; see the log") from None
         except ApiError as error:
             if (
                 error.code == "failed"

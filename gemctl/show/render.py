@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,9 @@ def table(rows: list[list[str]]) -> str:
 
 def pairs(found: dict[str, Any]) -> str:
     """A line a key."""
-    return table([[key, UNKNOWN if value is None else str(value)] for key, value in found.items()])
+    return table(
+        [[key, UNKNOWN if value is None else plain(value)] for key, value in found.items()]
+    )
 
 
 def sparkline(values: list[float | None], least: float, most: float) -> str:
@@ -86,11 +89,16 @@ def history(found: dict[str, Any]) -> str:
     return table(rows) if len(rows) > 1 else "nothing yet; try again in a minute"
 
 
+def plain(value: Any) -> str:
+    """A field of an event: words as they are, what is nested as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def event(found: dict[str, Any]) -> str:
     """One line."""
     when = time.strftime("%H:%M:%S", time.localtime(found["ts"]))
     rest = {key: value for key, value in found.items() if key not in ("seq", "ts", "kind")}
-    fields = " ".join(f"{key}={value}" for key, value in rest.items())
+    fields = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
     return f"{found['seq']:>6} {when} {found['kind']:<18} {fields}"
 
 
@@ -175,6 +183,8 @@ def phase(found: dict[str, Any]) -> str:
         more = f", {found['signature']}"
     elif found.get("bytes"):
         more = f", {mib(found['bytes'])}"
+    elif found.get("warnings"):
+        more = f", {'; '.join(found['warnings'])}"
     return f"  {found['phase']:<10} {found['ms']:>9.1f} ms{more}"
 
 
@@ -184,7 +194,7 @@ def replaced(found: dict[str, Any]) -> str:
         return "done; gemctl model status"
     digest = (found["digest"] or UNKNOWN)[:12]
     return (
-        f"{digest}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
+        f"{found.get('model', '')} {digest}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
         f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl events --follow"
     )
 

@@ -305,6 +305,11 @@ class Store:
             self._held.versions.add((staged.name, staged.digest))
         return fresh
 
+    def hold(self, name: str, digest: str) -> None:
+        """Let `collect` spare a version that was staged before a restart."""
+        with self._lock:
+            self._held.versions.add((name, digest))
+
     def release(self, name: str, digest: str) -> None:
         """Let `collect` have a staged version that nobody will judge. Never fails."""
         with self._lock:

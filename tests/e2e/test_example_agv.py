@@ -1,7 +1,7 @@
 """The AGV example as it is used: broker, daemon, engine, node and vehicle, each a process.
 
-The vehicle is the test: it reads the bus. A tiny random model says nothing useful, SmolLM2 may; it is
-never asserted what a model says, only that every order has one decision, labelled, and one frame.
+The vehicle is the test: it reads the bus. A random model says nothing useful, SmolLM2 may. What it
+says is not asserted, only that every order has one decision, safe and labelled, and one frame.
 """
 
 from __future__ import annotations
@@ -232,6 +232,7 @@ def test_the_storm_of_a_thousand(gemctld: Daemon, broker: Broker) -> None:
         assert "1000 decisions; 1000 frames sent, 0 lost" in node.end()
 
 
+@pytest.mark.slow
 def test_smollm2_commands(
     smollm2_gguf: Path,
     artifact_cache: Callable[..., Path],
@@ -272,6 +273,13 @@ def test_an_open_order_is_decided_at_the_end(gemctld: Daemon, broker: Broker) ->
         assert found is not None
         assert found[1] == found[2] == found[3] == str(node.read())
         assert {frame.why for frame in node.frames()} <= {"ended", "timeout"}
+
+
+def test_the_front_page_is_right() -> None:
+    """What a vehicle's programmer reads: the reasons in the order of their numbers."""
+    text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    listed = text.split("`why`: ")[1].split("meanings")[0]
+    assert tuple(re.findall(r"`(\w+)`", listed)) == WHYS
 
 
 def test_no_bus_is_said() -> None:

@@ -323,6 +323,7 @@ def test_stats(handle: GemRunHandle) -> None:
 INTERRUPT = """
 import os, signal, sys, threading
 from gemrun import GemRunHandle
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have it ignored
 h = GemRunHandle(sys.argv[1], threads=1, ignore_memory=True)
 h.pace(0)
 def later(wanted):
