@@ -48,6 +48,7 @@ lint:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/agv/*.py examples/modbus/*.py
 
 warnings:
 	@$(LOCKED) cmake --preset ci --log-level=WARNING

@@ -78,9 +78,8 @@ class Client:
         except TimeoutError:
             raise Refused("timeout", f"{method}: no answer in time; try again") from None
         except OSError as error:
-            reason = (
-                f"connection: {error.strerror or error}; gemctld has ended; start it, and ask again"
-            )
+            what = f"connection: {error.strerror or error}"
+            reason = f"{what}; gemctld has ended; start it, and ask again"
             raise Refused("unreachable", reason) from None
 
     def _send(self, data: bytes, fd: int | None) -> None:

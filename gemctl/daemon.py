@@ -150,10 +150,8 @@ class Daemon:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            text = (
-                error.message if isinstance(error, ApiError) else f"{type(error).__name__}: {error}"
-            )
-            self.warn(text)
+            known = isinstance(error, ApiError)
+            self.warn(str(error) if known else f"{type(error).__name__}: {error}")
         if not optional:
             self.stop.set()
 
@@ -415,9 +413,8 @@ class Daemon:
         for row in self.sensors.states():
             if row["used"]:
                 good = row["celsius"] is not None and not row["reason"]
-                what = (
-                    f"{row['celsius']} C" if good else f"{row['reason']}; the throttle is careful"
-                )
+                bad = f"{row['reason']}; the throttle is careful"
+                what = f"{row['celsius']} C" if good else bad
                 checks.append(_check("ok" if good else "warn", f"sensor {row['name']}", what))
         if not self.sensors.any:
             what = "none; name one with --external-temp-sensor, or gemctl throttle --mode off"

@@ -126,6 +126,7 @@ class Model:
     figures: Figures = field(default_factory=Figures)
     swap: dict[str, Any] = field(default_factory=dict)  # of the newest replacement
     busy: str = ""  # the procedure that changes it now
+    passed: set[str] = field(default_factory=set)  # versions that served since the daemon's start
     priority: int = 1
     probation: asyncio.Task[None] | None = None
 
@@ -201,9 +202,8 @@ class Models:
         """A model by name, or the active one."""
         chosen = name or self.active
         if chosen is None:
-            remedy = (
-                "gemctl switch-model NAME" if self.store.names() else "gemctl model --replace FILE"
-            )
+            some = bool(self.store.names())
+            remedy = "gemctl switch-model NAME" if some else "gemctl model --replace FILE"
             raise ApiError("not_found", f"no model is active; name one, or {remedy}")
         return self.model(chosen)
 
@@ -425,7 +425,8 @@ class Models:
             raise ApiError(
                 "refused", f"{model.name}: {wanted[:12]} was found bad; model clear first"
             )
-        if wanted != on_trial and wanted not in versions.good:
+        proven = wanted in versions.good
+        if not proven and wanted not in (on_trial, *model.passed):
             raise ApiError(
                 "refused",
                 f"{model.name}: {wanted[:12]} has not been tried; gemctl model --name "
@@ -449,7 +450,7 @@ class Models:
                 slot.move("fail", str(error))
             raise
         self.activate(slot, "loaded")
-        if slot.digest == on_trial:
+        if not proven:
             self.on_trial(model, slot)
 
     async def admit(self, slot: Slot) -> None:

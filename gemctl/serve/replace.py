@@ -224,6 +224,7 @@ async def _flip(r: Replacement, slot: Slot, probation: bool) -> float:
     if old is not None:
         old.move("drain", "replaced")
     model.current, model.candidate, model.kept = slot, None, old
+    model.passed.add(slot.digest)
     models.activate(slot, "flip")
     flip = models.clock() - started
     models.metrics.flip(flip)
@@ -319,6 +320,7 @@ async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
     """The old version answers again; this one is never taken again."""
     models, model = r.models, r.model
     old, model.kept = model.kept, None
+    model.passed.discard(slot.digest)
     model.turns.serve(None)
     if old is not None and old.loaded and old.state in ("standby", "draining"):
         model.current = old

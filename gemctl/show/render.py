@@ -194,7 +194,8 @@ def replaced(found: dict[str, Any]) -> str:
         return "done; gemctl model status"
     digest = (found["digest"] or UNKNOWN)[:12]
     return (
-        f"{found.get('model', '')} {digest}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
+        f"{found.get('model', '')} {digest}: answers now, {found['strategy']}; "
+        f"flip {found['flip_ms']:.1f} ms, all "
         f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl events --follow"
     )
 

@@ -143,11 +143,14 @@ def test_a_pause_holds_everyone_and_heat_turns_the_low_away() -> None:
     async def body() -> None:
         turns, seen, go = Turns("m", 9, Clock()), list[str](), asyncio.Event()
         go.set()
-        turns.pause(True)
-        turns.serve(Engine())
         task = asyncio.create_task(hold(turns, waiting(1), seen, go))
         await asyncio.sleep(0.01)
+        turns.pause(True)
+        turns.serve(Engine())
+        await asyncio.sleep(0.01)
         assert not seen
+        with pytest.raises(ApiError, match="paused"):
+            await hold(turns, waiting(4), seen, go)
         turns.pause(False)
         await task
         turns.least_class = 1
