@@ -30,7 +30,7 @@ from gemctl.show.metrics import Metrics
 from gemctl.store.state import State, StateFile, with_model, without_model
 from gemctl.store.store import Store, check_name
 
-OVERTIME_S = 30.0  # an engine that has not ended so long after a deadline never will
+OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
 PACE_S = 0.5  # a worker confirms a pace within so long, or is not waited for
 YIELD_S, YIELD_LOOK_S = 10.0, 0.05  # a less urgent model waits so long; between two looks
 RETRIES = 1  # of a request whose worker ended under it
