@@ -259,8 +259,10 @@ class Api:
         return found[0]
 
     async def model_list(self, p: NoParams, call: Call) -> dict[str, Any]:
-        names = sorted({*self.models.store.names(), *self.models.models})
-        return {"models": [self._brief(name) for name in names] + self._daemon.attached_list()}
+        attached = self._daemon.attached_list()
+        theirs = {row["name"] for row in attached}  # what was staged for them is no model of ours
+        ours = {*self.models.store.names(), *self.models.models} - theirs
+        return {"models": [self._brief(name) for name in sorted(ours)] + attached}
 
     def _brief(self, name: str) -> dict[str, Any]:
         models = self.models

@@ -39,7 +39,7 @@ from gemctl.events import EventHub
 from gemctl.notify import notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
-from gemctl.serve.models import Models
+from gemctl.serve.models import Models, Pace
 from gemctl.serve.worker import find_program
 from gemctl.show import metrics as metrics_
 from gemctl.show import web
@@ -89,6 +89,7 @@ class Daemon:
         self.models.on_phase = self.throttle.phase_changed
         self.api = Api(self)
         self.attached: dict[str, Attached] = {}
+        self.models.on_pace = self._pace_attached
         self.bridge: Any = None
         self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []
@@ -113,7 +114,8 @@ class Daemon:
         for line in boot.warnings:
             self.warn(line)
         sock = server.listen(self.config.daemon)
-        front = server.Server(sock, self.config.daemon, self.api, self.attach)
+        doors = server.Doors(self.check_attach, self.attach)
+        front = server.Server(sock, self.config.daemon, self.api, doors)
         jobs: list[Coroutine[Any, Any, None]] = [
             front.run(),
             self.throttle.run(),
@@ -289,19 +291,29 @@ class Daemon:
 
     # ---- programs that attach ----
 
+    def check_attach(self, name: str) -> None:
+        """Whether a program may attach under a name. Raises ApiError: bad_request, conflict, busy.
+
+        The first of a name stays: two of one name would push each other out for ever.
+        """
+        check_name(name)
+        first = self.attached.get(name)
+        if name in self.models.models:
+            raise ApiError("conflict", f"attach: {name} is a model of the daemon; use another name")
+        if first is not None and not first.channel.closed.is_set():
+            reason = f"attach: {name} is attached (process {first.pid}); use another name"
+            raise ApiError("conflict", reason)
+        if len(self.attached) >= self.config.daemon.connections:
+            reason = f"attach: {len(self.attached)} programs are attached; raise daemon.connections"
+            raise ApiError("busy", reason)
+
     async def attach(self, name: str, pid: int, sock: socket.socket) -> None:
         """A program of ours is at the other end. Returns at once; the rest is a task."""
         try:
-            check_name(name)
+            self.check_attach(name)  # again: another one may have come meanwhile
         except ApiError:
             sock.close()
             return
-        if len(self.attached) >= self.config.daemon.connections:
-            sock.close()
-            return
-        old = self.attached.pop(name, None)
-        if old is not None:
-            await old.channel.close()
         program = Attached(
             name,
             pid,
@@ -323,6 +335,10 @@ class Daemon:
             await program.channel.close()
             if self.attached.get(program.name) is program:
                 del self.attached[program.name]
+
+    def _pace_attached(self, pace: Pace) -> None:
+        for program in self.attached.values():
+            program.pace(pace)
 
     def attached_named(self, name: str | None) -> Attached | None:
         """A program by its name, where no model of ours has it."""

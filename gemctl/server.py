@@ -19,6 +19,7 @@ import stat
 import struct
 from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ GONE_LOOK_S = 0.1
 SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
 
-Attach = Callable[[str, int, socket.socket], Awaitable[None]]
+
+@dataclass(frozen=True)
+class Doors:
+    """For programs that attach: `check` raises ApiError for a name, `attach` takes one over."""
+
+    check: Callable[[str], None]
+    attach: Callable[[str, int, socket.socket], Awaitable[None]]
 
 
 def _refuse_constant(word: str) -> None:
@@ -112,11 +119,11 @@ def _close_all(fds: list[int]) -> None:
 class Connection:
     """One peer."""
 
-    def __init__(self, sock: socket.socket, service: Service, caller: Caller, attach: Attach):
+    def __init__(self, sock: socket.socket, service: Service, caller: Caller, doors: Doors):
         self._sock = sock
         self._service = service
         self._caller = caller
-        self._attach = attach
+        self._doors = doors
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._fds: list[int] = []
@@ -221,10 +228,14 @@ class Connection:
         pid = peer_of(self._sock)[0]
         if not isinstance(name, str):
             return await self._error(number, ApiError("bad_request", "attach: no name; give one"))
+        try:
+            self._doors.check(name)
+        except ApiError as error:
+            return await self._error(number, error)
         if not await self._send({"v": VERSION, "id": number, "result": {}}):
             return False
         self.handed_over = True
-        await self._attach(name, pid, self._sock)
+        await self._doors.attach(name, pid, self._sock)
         return False
 
     async def _serve(self, request: dict[str, Any], fds: list[int]) -> None:
@@ -322,12 +333,12 @@ class Server:
     """Accepts until it is closed."""
 
     def __init__(
-        self, sock: socket.socket, config: DaemonConfig, service: Service, attach: Attach
+        self, sock: socket.socket, config: DaemonConfig, service: Service, doors: Doors
     ) -> None:
         self._sock = sock
         self._config = config
         self._service = service
-        self._attach = attach
+        self._doors = doors
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -369,7 +380,7 @@ class Server:
             peer.close()
             return
         caller = Caller(f"uid {uid} (unix)", write, "unix")
-        connection = Connection(peer, self._service, caller, self._attach)
+        connection = Connection(peer, self._service, caller, self._doors)
         task = asyncio.create_task(connection.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

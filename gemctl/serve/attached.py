@@ -53,7 +53,7 @@ class Attached:
             raise error_of(ready)
         self.facts = ready
         self._hub.publish("program.attached", model=self.name, pid=self.pid)
-        await self.pace(pace)
+        self.pace(pace)
         while not self.channel.closed.is_set():
             with contextlib.suppress(ApiError):
                 self.figures = await self.channel.request("stats", ANSWER_S)
@@ -68,19 +68,23 @@ class Attached:
             "active": False,
             "attached": True,
             "pid": self.pid,
-            "state": "serving" if enabled else "disabled",
+            "state": "serving" if enabled else "disabled" if self.facts else "loading",
             "digest": None,
             "pinned": False,
             "priority": 1,
-            "memory_bytes": self.facts.get("ram_total", 0) if enabled else 0,
+            "memory_bytes": self._memory() if enabled else 0,
             "versions": 0,
             "figures": {k: v for k, v in self.figures.items() if k not in ("event", "id")},
         }
 
-    async def pace(self, pace: Pace) -> None:
-        """Set its pace; one that is gone needs none."""
-        with contextlib.suppress(ApiError):
-            await self.channel.request("pace", ANSWER_S, **vars(pace))
+    def _memory(self) -> int:
+        """Bytes of its model: of the newest one, which its figures know a second later."""
+        return int(self.figures.get("ram_total") or self.facts.get("ram_total", 0))
+
+    def pace(self, pace: Pace) -> None:
+        """Set its pace without waiting: a program that hangs must not hold the throttle."""
+        with contextlib.suppress(ApiError):  # one that is gone needs none
+            self.channel.send("pace", **vars(pace))
 
     async def disable(self) -> dict[str, Any]:
         """Free its model's memory after its last request."""
@@ -119,9 +123,10 @@ class Attached:
                 allow_layout_change=int(p.allow_layout_change),
             )
         except ApiError as error:
-            await asyncio.to_thread(
-                self._store.mark_bad, self.name, staged.digest, error.message[:200]
-            )
+            if error.code == "refused":  # the file's fault, not the program's or the layout's
+                await asyncio.to_thread(
+                    self._store.mark_bad, self.name, staged.digest, error.message[:200]
+                )
             raise
         await asyncio.to_thread(self._store.mark_good, self.name, staged.digest)
         times = {key: value for key, value in answer.items() if key not in ("event", "id")}

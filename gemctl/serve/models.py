@@ -164,6 +164,7 @@ class Models:
         self.on_trial: Callable[[Model, Slot], None] = lambda model, slot: None
         self.on_phase: Callable[[], None] = lambda: None  # a prompt begins, or has been read
         self.models: dict[str, Model] = {}
+        self.on_pace: Callable[[Pace], None] = lambda _pace: None  # programs that attached
         self.pace = Pace()
         self.max_new_tokens: int | None = None
         self.state = state.load().state
@@ -585,6 +586,7 @@ class Models:
     async def set_pace(self, pace: Pace) -> None:
         """Tell every worker. One that does not answer is its heartbeat's business."""
         self.pace = pace
+        self.on_pace(pace)
         await self._pace_all()
 
     def _pace_of(self, model: Model, slot: Slot) -> Pace:

@@ -271,7 +271,7 @@ def test_deadlines_are_kept_while_others_wait(daemon: Daemon, versions: tuple[Pa
     order: list[str] = []
 
     def ask(priority: str) -> None:
-        daemon.ask(PROMPT, 20, priority=priority)
+        daemon.ask(PROMPT, 100, priority=priority)
         order.append(priority)
 
     threads = [threading.Thread(target=ask, args=("normal",))]
