@@ -160,6 +160,7 @@ RANGES = {
     "--decode-threads": (("0", "9"), "1 to 8"),
     "--speculate": (("7", "-1"), "0 to 6"),
     "--balance": (("-1", "3"), "0 to 2"),
+    "--serve": (("2", "1048577"), "3 to 1048576"),
     "--affinity": (("0", "0x10000000000000000"), "0x1 to 0xffffffffffffffff"),
     "--kv-cache-size": (("0",), "1 to 4294967295"),
     "--prefill-batch-size": (("0",), "1 to 4294967295"),
