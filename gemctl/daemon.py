@@ -384,7 +384,7 @@ class Daemon:
             "power_w": reading.power_w if reading else None,
             "energy_per_token_j": self.throttle.energy_per_token(),
             "requests": {
-                "active": sum(s.busy for m in self.models.models.values() for s in m.slots()),
+                "active": sum(slot.busy for slot in self.models.all_slots()),
                 "queued": sum(len(m.turns) for m in self.models.models.values()),
                 "done": sum(m.figures.done for m in self.models.models.values()),
                 "failed": sum(m.figures.failed for m in self.models.models.values()),

@@ -398,8 +398,3 @@ def _tasks_of(pid: int) -> list[int]:
         return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
-
-
-def as_dict(decision: core.Decision) -> dict[str, Any]:
-    """For tests and the bundle."""
-    return dataclasses.asdict(decision)

@@ -253,17 +253,19 @@ class Models:
 
     # ---- memory ----
 
+    def all_slots(self) -> list[Slot]:
+        """Of every model."""
+        return [slot for model in self.models.values() for slot in model.slots()]
+
     def in_use(self) -> set[str]:
         """Digests that must not be deleted: loaded, on probation, or wanted at the next start."""
-        slots_ = [slot for model in self.models.values() for slot in model.slots()]
         wanted = {model.digest for model in self.state.models.values() if model.digest}
         trial = {self.state.trial.digest} if self.state.trial is not None else set()
-        return {slot.digest for slot in slots_} | wanted | trial
+        return {slot.digest for slot in self.all_slots()} | wanted | trial
 
-    def held(self, without: Slot | None = None) -> list[policy.Held]:
+    def held(self) -> list[policy.Held]:
         """What is loaded."""
-        slots_ = [slot for model in self.models.values() for slot in model.slots()]
-        return [s.held for s in slots_ if s.loaded and s is not without and s.declared is not None]
+        return [s.held for s in self.all_slots() if s.loaded and s.declared is not None]
 
     def memory(self) -> policy.Memory:
         """Of the machine, with the operator's limit."""
@@ -634,7 +636,7 @@ class Models:
 
     async def _yield(self) -> None:
         await self._pace_all()
-        while any(s.yielded_s is not None for m in self.models.values() for s in m.slots()):
+        while any(slot.yielded_s is not None for slot in self.all_slots()):
             await asyncio.sleep(YIELD_LOOK_S)
             await self._pace_all()
 
@@ -647,7 +649,7 @@ class Models:
         return slot.thermal if slot is not None else artifact.Thermal()
 
     def _workers(self) -> list[Worker]:
-        found = [slot.worker for model in self.models.values() for slot in model.slots()]
+        found = [slot.worker for slot in self.all_slots()]
         return [worker for worker in found if worker is not None and worker.alive]
 
     def threads(self) -> int:
@@ -660,7 +662,7 @@ class Models:
 
     def prefilling(self) -> bool:
         """Whether somebody waits for a first token."""
-        return any(s.prefilling for model in self.models.values() for s in model.slots())
+        return any(slot.prefilling for slot in self.all_slots())
 
     def step_ms(self) -> float | None:
         """Time per token of the active model, smoothed."""

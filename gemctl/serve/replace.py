@@ -27,7 +27,7 @@ from gemctl.board import machine
 from gemctl.core import policy
 from gemctl.errors import ApiError
 from gemctl.serve import artifact, hooks
-from gemctl.serve.models import Model, Models, Slot
+from gemctl.serve.models import Model, Models, Slot, found_bad
 from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.state import begin_trial, end_trial, with_model
 
@@ -403,9 +403,7 @@ async def run(
         if digest not in {version.digest for version in found.present}:
             raise ApiError("not_found", f"{model.name}: no version {digest[:12]}; stage its file")
         if digest in {bad for bad, _ in found.bad}:
-            raise ApiError(
-                "refused", f"{model.name}: {digest[:12]} was found bad; model clear first"
-            )
+            raise found_bad(model.name, digest)
         first = model.current is None
         report = await replace(r, digest, prompt, probation=True)
         slot = model.current
