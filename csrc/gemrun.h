@@ -93,7 +93,7 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
     GEMRUN_WEIGHTS_FULL = 1
 } gemrun_weights_check;
 
-typedef enum gemrun_head { /* two planes: greedy and top_k to 64 read less; default: full */
+typedef enum gemrun_head { /* two planes read less: default: in greedy runs; 2: top_k to 64 too */
     GEMRUN_HEAD_DEFAULT, GEMRUN_HEAD_FULL, GEMRUN_HEAD_TWO_PLANE } gemrun_head;
 
 /* How to open. Start from gemrun_config_default(); zero means the default everywhere. */

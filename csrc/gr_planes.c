@@ -20,8 +20,8 @@ void gr_take_head(gemrun_context_t *ctx, const gemrun_config *q)
     bool fits = v->segments[t->seg_first].format == GB_FMT_Q8_ROWS &&
                 t->cols_padded <= GB_GROUP * GROUPS;
     ctx->planes.margin = GR_MARGIN;
-    ctx->planes.most = GR_KEEP;
-    ctx->e.planes = fits && q->head == GEMRUN_HEAD_TWO_PLANE ? &ctx->planes : NULL;
+    ctx->planes.most = q->head == GEMRUN_HEAD_TWO_PLANE ? GR_KEEP : 1; /* by default greedy only */
+    ctx->e.planes = fits && q->head != GEMRUN_HEAD_FULL ? &ctx->planes : NULL;
 }
 
 static float *logits_of(const gr_head *h, uint32_t panel)

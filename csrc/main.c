@@ -79,7 +79,7 @@ static const struct option {
     {"--kernel", TEXT, AT(kernel), 0, 0, 0,
      "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
     {"--head", TEXT, AT(head), 0, 0, 0,
-     "NAME  full, or two-plane: read less of the head for equal tokens (full)"},
+     "NAME  two-plane: less of the head is read, for equal tokens (greedy: two-plane, else full)"},
     {"--speculate", NUMBER, AT(speculate), 0, 0, 6,
      "N  guess up to N tokens ahead from the context: same answer, fewer steps (0)"},
     {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
@@ -237,6 +237,7 @@ static int take_constant_work(const options *o, gemrun_config *c)
     }
     if (o->constant_work) {
         c->threads = 1;
+        c->head = GEMRUN_HEAD_FULL;
     }
     return 0;
 }

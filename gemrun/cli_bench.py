@@ -51,7 +51,7 @@ def _depths(
     "--head",
     type=click.Choice(["full", "two-plane"]),
     default=None,
-    help="Two planes read less of the head for equal tokens.  [default: full]",
+    help="Two planes read less of the head for equal tokens.  [default: two-plane where greedy]",
 )
 @click.option(
     "--speculate",

@@ -51,7 +51,7 @@ class Config(TypedDict, total=False):
     ignore_memory: bool
     lock_memory: bool
     kernel: str
-    head: str  # "full", or "two-plane": greedy and top_k to 64 read less of it, tokens are equal
+    head: str  # "full"; "two-plane": less is read, equal tokens, top_k to 64; default: greedy only
 
 
 class Settings(TypedDict, total=False):

@@ -77,6 +77,20 @@ def test_logits_after_it_are_all_there(
     assert seen[0] == seen[1]
 
 
+def test_two_planes_are_the_default_of_greedy_runs(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> None:
+    path = artifact_cache(tiny_checkpoint("gemma3"), "--kv-cache-size", "128")
+    sampled: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "seed": 3}
+    screened = {}
+    for head in ("full", "two-plane", None):
+        with GemRunContext(path, **({"head": head} if head else {})) as context:
+            greedy = context.infer(PROMPT, 5, temperature=0.0).stats
+            drawn = context.infer(PROMPT, 5, **sampled).stats
+            screened[head] = (greedy.head_candidates_max > 0, drawn.head_candidates_max > 0)
+    assert screened == {"full": (False, False), "two-plane": (True, True), None: (True, False)}
+
+
 def test_options(
     tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path], gemrun_cli: Path
 ) -> None:
