@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gemrun import machine, memory
-from gemrun.context import Config, GemRunContext, Info, Stats, Tokens, _Run
+from gemrun.context import Config, GemRunContext, Info, Stats, Tokens, _Asked, _Run
 from gemrun.errors import CallError, GemRunError
 
 E_ARGUMENT = -1  # gemrun_status
@@ -234,13 +234,10 @@ def _run(
     times: list[int] = []
     run = _Run(context._handle, tell or (lambda _: times.append(time.monotonic_ns())))
     messages = [{"role": "user", "content": options.prompt}] if options.chat else None
-    tokens = context._generate(
-        None if messages else options.prompt,
-        messages,
-        options.max_tokens or MAX_TOKENS,
-        {"temperature": 0.0, "ignore_stop_ids": True, "speculate": options.speculate},
-        run,
-    )
+    settings = {"temperature": 0.0, "ignore_stop_ids": True, "speculate": options.speculate}
+    prompt = None if messages else options.prompt
+    asked = _Asked(prompt, messages, options.max_tokens or MAX_TOKENS, settings)
+    tokens = context._generate(asked, run)
     made = len(tokens)
     # One piece a token, and perhaps one of held-back bytes at the end.
     return tokens, [(b - a) / NS_PER_MS for a, b in itertools.pairwise(times[:made])]

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,49 +270,28 @@ def gemrun_py_logits(user: Any, position: int, logits: Any, count: int) -> int:
         return 1
 
 
-class GemRunContext:
-    """An open artifact.
+@dataclass(frozen=True)
+class _Asked:
+    """What a run is to do, checked: a prompt or, without one, messages."""
 
-    `path` is the .gembin; the keywords are those of Config. Raises ArtifactError for a damaged or
-    foreign file, NotEnoughMemoryError where memory is short, CallError for a wrong setting.
-    Use it in a `with` block, or call close().
-    """
+    prompt: str | None
+    messages: Sequence[Message] | None
+    max_tokens: int
+    settings: arguments.Checked
 
-    def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
-        c_path = arguments.path("path", path)
-        c_config, _keep = _config("GemRunContext", config)
-        out = ffi.new("gemrun_context_t **")
-        _check(lib.gemrun_open(out, c_path, c_config))
-        self._handle = _Handle(out[0])
-        self._finalizer = weakref.finalize(self, self._handle.close)
-        self.info = _info(out[0])
 
-    # ---- life ----
-    def close(self) -> None:
-        """Free everything; a running call ends first. Further calls do nothing."""
-        self._handle.close()
-        self._finalizer.detach()
+class _Runner(ABC):
+    """Text in, text out: what a GemRunContext and a GemRunHandle have in common."""
 
-    def __enter__(self) -> GemRunContext:
-        return self
+    _handle: _Owner
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def cancel(self) -> None:
-        """End the running generation at its next token. From any thread."""
-        self._handle.cancel()
-
-    # ---- text in, text out ----
     def infer(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Tokens:
         """Continue a raw prompt, from an empty cache."""
-        checked = _check_run(prompt, None, max_tokens, settings)
-        return self._generate(prompt, None, max_tokens, checked)
+        return self._ask(_checked(prompt, None, max_tokens, settings))
 
     def stream(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Stream:
         """The same, piece by piece. Closing the stream ends the run."""
-        checked = _check_run(prompt, None, max_tokens, settings)
-        return Stream(self, prompt, None, max_tokens, checked)
+        return Stream(self, _checked(prompt, None, max_tokens, settings))
 
     @overload
     def chat(
@@ -341,23 +321,57 @@ class GemRunContext:
     ) -> Tokens | Stream:
         """Answer a conversation by the artifact's template. Control tokens in it are plain text."""
         arguments.messages(messages)
-        checked = _check_run(None, messages, max_tokens, settings)
-        if stream:
-            return Stream(self, None, messages, max_tokens, checked)
-        return self._generate(None, messages, max_tokens, checked)
+        asked = _checked(None, messages, max_tokens, settings)
+        return Stream(self, asked) if stream else self._ask(asked)
 
-    def _generate(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: arguments.Checked,
-        run: _Run | None = None,
-    ) -> Tokens:
-        run = run or _Run(self._handle)
+    def _ask(self, asked: _Asked) -> Tokens:
+        """A run to its end."""
+        return self._generate(asked, _Run(self._handle))
+
+    @abstractmethod
+    def _generate(self, asked: _Asked, run: _Run) -> Tokens:
+        """Do it in the engine, on the thread that calls; `run` can end it from another."""
+
+
+class GemRunContext(_Runner):
+    """An open artifact.
+
+    `path` is the .gembin; the keywords are those of Config. Raises ArtifactError for a damaged or
+    foreign file, NotEnoughMemoryError where memory is short, CallError for a wrong setting.
+    Use it in a `with` block, or call close().
+    """
+
+    _handle: _Handle
+
+    def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
+        c_path = arguments.path("path", path)
+        c_config, _keep = _config("GemRunContext", config)
+        out = ffi.new("gemrun_context_t **")
+        _check(lib.gemrun_open(out, c_path, c_config))
+        self._handle = _Handle(out[0])
+        self._finalizer = weakref.finalize(self, self._handle.close)
+        self.info = _info(out[0])
+
+    # ---- life ----
+    def close(self) -> None:
+        """Free everything; a running call ends first. Further calls do nothing."""
+        self._handle.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> GemRunContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def cancel(self) -> None:
+        """End the running generation at its next token. From any thread."""
+        self._handle.cancel()
+
+    def _generate(self, asked: _Asked, run: _Run) -> Tokens:
         handle = ffi.new_handle(run)
         with _Call(self._handle) as pointer:
-            question = _Question(pointer, prompt, messages, max_tokens, settings)
+            question = _Question(pointer, asked)
             question.c.on_text = lib.gemrun_py_text
             question.c.user = handle
             if run.stopped:
@@ -484,22 +498,6 @@ class GemRunContext:
         return int(digest[0]), list(out)
 
 
-class _Runner(Protocol):
-    """What makes runs: a GemRunContext, or a GemRunHandle."""
-
-    @property
-    def _handle(self) -> _Owner: ...
-
-    def _generate(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: arguments.Checked,
-        run: _Run | None = None,
-    ) -> Tokens: ...
-
-
 class Stream(Iterator[str]):
     """Text of a running generation, piece by piece; pieces are whole characters.
 
@@ -507,20 +505,13 @@ class Stream(Iterator[str]):
     the run. After the last piece `tokens` holds the result.
     """
 
-    def __init__(
-        self,
-        context: _Runner,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: arguments.Checked,
-    ) -> None:
+    def __init__(self, runner: _Runner, asked: _Asked) -> None:
         self.tokens: Tokens | None = None
         self._ended = False
         self._items: _Items = queue.SimpleQueue()
-        self._run = _Run(context._handle, self._items.put)
+        self._run = _Run(runner._handle, self._items.put)
         # The worker knows the run, not the stream: dropping the stream must end it.
-        given = (context, prompt, messages, max_tokens, settings, self._run, self._items)
+        given = (runner, asked, self._run, self._items)
         self._worker = threading.Thread(target=_work, args=given, daemon=True)
         self._finalizer = weakref.finalize(self, self._run.stop)  # an interrupt may come in start
         self._worker.start()
@@ -555,18 +546,10 @@ class Stream(Iterator[str]):
         self.close()
 
 
-def _work(
-    context: _Runner,
-    prompt: str | None,
-    messages: Sequence[Message] | None,
-    max_tokens: int,
-    settings: arguments.Checked,
-    run: _Run,
-    items: _Items,
-) -> None:
+def _work(runner: _Runner, asked: _Asked, run: _Run, items: _Items) -> None:
     """Body of a stream's thread: pieces, then the result or what went wrong."""
     try:
-        items.put(context._generate(prompt, messages, max_tokens, settings, run))
+        items.put(runner._generate(asked, run))
     except BaseException as error:
         items.put(error)
 
@@ -632,27 +615,20 @@ class _Request:
 class _Question:
     """A request of settings with its prompt or messages; `c` is the engine's form of it."""
 
-    def __init__(
-        self,
-        pointer: Any,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: arguments.Checked,
-    ) -> None:
-        self._pointer, self._prompt, self._messages = pointer, prompt, messages
-        self._request = _Request(pointer, max_tokens, settings)
+    def __init__(self, pointer: Any, asked: _Asked) -> None:
+        self._pointer, self._asked = pointer, asked
+        self._request = _Request(pointer, asked.max_tokens, asked.settings)
         self.c = self._request.c
         room = min(self.c.max_tokens, _c_info(pointer).context)
         self._ids = ffi.new("int32_t[]", room)
 
     def ask(self) -> int:
         """Run it; the number of tokens, or a negative status."""
-        if self._messages is None:
-            prompt = arguments.text("prompt", self._prompt)
+        if self._asked.messages is None:
+            prompt = arguments.text("prompt", self._asked.prompt)
             count = lib.gemrun_generate(self._pointer, prompt, self.c, self._ids)
         else:
-            c_messages, keep = _messages(self._messages)
+            c_messages, keep = _messages(self._asked.messages)
             count = lib.gemrun_chat(self._pointer, c_messages, len(keep), self.c, self._ids)
         return int(count)
 
@@ -680,12 +656,12 @@ def _check(status: int) -> int:
     return int(status)
 
 
-def _check_run(
+def _checked(
     prompt: str | None,
     messages: Sequence[Message] | None,
     max_tokens: int,
     settings: Settings,
-) -> arguments.Checked:
+) -> _Asked:
     """Refuse wrong arguments of a run where it was asked for, a stream's too. Gives the settings
     as they were found, whatever becomes of the caller's."""
     if messages is None:
@@ -693,7 +669,8 @@ def _check_run(
     else:
         arguments.messages(messages)
     arguments.integer("max_tokens", max_tokens, 1, arguments.INT32_MAX)
-    return arguments.settings(settings, Settings.__annotations__)
+    found = arguments.settings(settings, Settings.__annotations__)
+    return _Asked(prompt, messages, max_tokens, found)
 
 
 def _messages(messages: Sequence[Message]) -> tuple[Any, list[Any]]:

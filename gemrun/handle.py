@@ -10,27 +10,25 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
 from gemrun.context import (
     Config,
-    Message,
-    Settings,
     Stats,
-    Stream,
     Tokens,
+    _Asked,
     _check,
-    _check_run,
     _config,
     _Items,
     _keep_failure,
     _Question,
     _Run,
+    _Runner,
     _stats_of,
     _work,
 )
@@ -134,14 +132,14 @@ class _Turn:
 
     shared: _Shared
     run: _Run
-    question: Callable[[Any], _Question]  # for the model in use, which is known when it begins
+    asked: _Asked
     unwanted: bool = False  # its turn came when nobody waited any more
     answer: Tokens | None = None
     failure: BaseException | None = None
 
     def take(self, pointer: Any, paced: Any) -> int:
         """Ask the model, under the handle's pace; a count of tokens, or a negative status."""
-        question = self.question(pointer)
+        question = _Question(pointer, self.asked)
         c = question.c
         c.on_text, c.on_step, c.user = paced.on_text, paced.on_step, paced.user
         self.unwanted = not self.shared.begin(self.run)
@@ -164,12 +162,16 @@ def gemrun_py_run(pointer: Any, paced: Any, user: Any) -> int:
     return turn.take(pointer, paced)
 
 
-class GemRunHandle:
+class GemRunHandle(_Runner):
     """An open artifact that can be replaced, disabled, paced and watched while it is in use.
 
     `path` is the .gembin; the keywords are those of GemRunContext, and hold for its successors,
-    too. Raises what GemRunContext raises. Use it in a `with` block, or call close().
+    too. Raises what GemRunContext raises, and a CallError for a request while the model is
+    disabled. The engine runs in a thread of its own, so that an interrupt ends a request that a
+    pace holds. Use it in a `with` block, or call close().
     """
+
+    _handle: _Shared
 
     def __init__(self, path: str | os.PathLike[str], **config: Unpack[Config]) -> None:
         c_path = arguments.path("path", path)
@@ -196,66 +198,13 @@ class GemRunHandle:
         """End the running generation at its next token, also one that a pace holds."""
         self._handle.end()
 
-    # ---- text in, text out ----
-    def infer(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Tokens:
-        """Continue a raw prompt, from an empty cache. While the model is disabled: a CallError.
-
-        The engine runs in a thread of its own, so that an interrupt ends a request that a pace
-        holds."""
-        return self._ask(prompt, None, max_tokens, settings)
-
-    def stream(self, prompt: str, max_tokens: int = 32, **settings: Unpack[Settings]) -> Stream:
-        """The same, piece by piece. Closing the stream ends the run."""
-        checked = _check_run(prompt, None, max_tokens, settings)
-        return Stream(self, prompt, None, max_tokens, checked)
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        max_tokens: int = ...,
-        *,
-        stream: Literal[False] = ...,
-        **settings: Unpack[Settings],
-    ) -> Tokens: ...
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        max_tokens: int = ...,
-        *,
-        stream: Literal[True],
-        **settings: Unpack[Settings],
-    ) -> Stream: ...
-    def chat(
-        self,
-        messages: Sequence[Message],
-        max_tokens: int = 256,
-        *,
-        stream: bool = False,
-        **settings: Unpack[Settings],
-    ) -> Tokens | Stream:
-        """Answer a conversation by the artifact's template. Control tokens in it are plain text."""
-        arguments.messages(messages)
-        if stream:
-            checked = _check_run(None, messages, max_tokens, settings)
-            return Stream(self, None, messages, max_tokens, checked)
-        return self._ask(None, messages, max_tokens, settings)
-
-    def _ask(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: Settings,
-    ) -> Tokens:
+    # ---- one request ----
+    def _ask(self, asked: _Asked) -> Tokens:
         """A run to its end, on a thread that an interrupt of this one can stop."""
-        checked = _check_run(prompt, messages, max_tokens, settings)
         items: _Items = queue.SimpleQueue()
         run = _Run(self._handle)
-        given = (self, prompt, messages, max_tokens, checked, run, items)
         try:
-            threading.Thread(target=_work, args=given, daemon=True).start()
+            threading.Thread(target=_work, args=(self, asked, run, items), daemon=True).start()
             found = items.get()
         except BaseException:
             run.stop()
@@ -265,20 +214,8 @@ class GemRunHandle:
         assert isinstance(found, BaseException)
         raise found
 
-    def _generate(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        settings: arguments.Checked,
-        run: _Run | None = None,
-    ) -> Tokens:
-        run = run or _Run(self._handle)
-        turn = _Turn(
-            self._handle,
-            run,
-            lambda pointer: _Question(pointer, prompt, messages, max_tokens, settings),
-        )
+    def _generate(self, asked: _Asked, run: _Run) -> Tokens:
+        turn = _Turn(self._handle, run, asked)
         c_run, c_turn = ffi.new_handle(run), ffi.new_handle(turn)
         ours = ffi.new("gemrun_request *")
         ours.size = ffi.sizeof("gemrun_request")
