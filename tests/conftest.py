@@ -144,6 +144,18 @@ def artifact_cache(run_dir: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def versions(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> tuple[Path, Path]:
+    """Two versions of one model: same shape, other weights, other answers."""
+    from daemon import OPTIONS, answer_of
+
+    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
+    assert answer_of(first, "abc") != answer_of(second, "abc")
+    return first, second
+
+
+@pytest.fixture(scope="session")
 def gemrun_cli() -> Path:
     """The native gemrun command as `make dev` builds it."""
     path = ROOT / "build" / "dev" / "gemrun"

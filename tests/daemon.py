@@ -25,6 +25,8 @@ from gemctl.client import Client, Refused
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 60.0
+# How the tests' models are compiled; the fixture `versions` is two of them.
+OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
@@ -185,6 +187,13 @@ class Daemon:
                 if int(fields[1]) == self.pid and b"--serve" in command:
                     found.append(int(entry.name))
         return found
+
+
+def settled(daemon: Daemon, name: str = "pilot") -> dict[str, Any]:
+    """Status of a model whose probation is over."""
+    return wait_for(
+        lambda: (s := daemon.call("model.status", name=name)) and not s["on_probation"] and s
+    )
 
 
 def answer_of(path: Path, prompt: str, tokens: int = 8) -> str:

@@ -8,25 +8,16 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import Broker, client, secret
-from daemon import ROOT, Daemon, answer_of, wait_for
+from daemon import ROOT, Daemon, answer_of, settled, wait_for
 
 PROMPT = "abc"
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
-
-
-@pytest.fixture(scope="module")
-def versions(
-    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
-) -> tuple[Path, Path]:
-    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
-    return first, second
 
 
 @pytest.fixture
@@ -65,7 +56,7 @@ def test_a_plc_asks_switches_and_replaces(
     assert ask(broker, "generate", **fields)["result"]["text"] == one
     text = daemon.gemctl("model", "stage", versions[1], "--name", "pilot")
     digest = next(word for word in text.split() if len(word) == 64)
-    wait_for(lambda: not daemon.call("model.status", name="pilot")["on_probation"])
+    settled(daemon)
     reply = ask(broker, "model.replace", name="pilot", digest=digest)
     assert reply["result"]["digest"] == digest
     assert ask(broker, "generate", **fields)["result"]["text"] == two

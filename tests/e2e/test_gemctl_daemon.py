@@ -7,41 +7,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon import Daemon, answer_of, wait_for
+from daemon import Daemon, answer_of, settled, wait_for
 from gemctl.client import Refused
 
 PROMPT = "abc"
 SLOW = 0.005  # of the time: a tiny model's token takes 40 microseconds
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
-
-
-@pytest.fixture(scope="module")
-def versions(
-    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
-) -> tuple[Path, Path]:
-    """Two versions of one model: same shape, other weights."""
-    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
-    assert answer_of(first, PROMPT) != answer_of(second, PROMPT)
-    return first, second
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     with Daemon() as made:
         yield made
-
-
-def settled(daemon: Daemon, name: str = "pilot") -> dict[str, Any]:
-    """Status of a model whose probation is over."""
-    return wait_for(
-        lambda: (s := daemon.call("model.status", name=name)) and not s["on_probation"] and s
-    )
 
 
 def test_answers_are_the_engines(daemon: Daemon, versions: tuple[Path, Path]) -> None:

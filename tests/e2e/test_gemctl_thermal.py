@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import sysfs
-from daemon import Daemon, answer_of, wait_for
+from daemon import OPTIONS, Daemon, answer_of, settled, wait_for
 
 PROMPT = "abc"
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def board(tmp_path: Path) -> sysfs.Sysfs:
 def daemon(board: sysfs.Sysfs, artifact: Path) -> Iterator[Daemon]:
     with Daemon(sensors={"sysfs_root": str(board.root)}) as made:
         made.replace(artifact, name="pilot")
-        wait_for(lambda: not made.call("model.status", name="pilot")["on_probation"])
+        settled(made)
         yield made
 
 

@@ -10,26 +10,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sysfs
-from daemon import Daemon, answer_of, wait_for
+from daemon import Daemon, answer_of, settled, wait_for
 from gemctl.client import Refused
 
 PROMPT = "abc"
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
-
-
-@pytest.fixture(scope="module")
-def versions(
-    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
-) -> tuple[Path, Path]:
-    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
-    return first, second
 
 
 @pytest.fixture
@@ -39,12 +30,6 @@ def daemon(versions: tuple[Path, Path]) -> Iterator[Daemon]:
         made.replace(versions[0], name="pilot")
         settled(made)
         yield made
-
-
-def settled(daemon: Daemon, name: str = "pilot") -> dict[str, Any]:
-    return wait_for(
-        lambda: (s := daemon.call("model.status", name=name)) and not s["on_probation"] and s
-    )
 
 
 def refused(daemon: Daemon, method: str, **params: Any) -> str:

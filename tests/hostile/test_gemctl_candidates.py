@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from daemon import Daemon, answer_of, gemrun_path, wait_for
+from daemon import OPTIONS, Daemon, answer_of, gemrun_path, settled
 from fuzz.mutate import find, reseal, section_range
 from gemctl.client import Refused
 from gemctl.serve.artifact import declared
@@ -27,7 +27,6 @@ from gemrun.format.reader import read_artifact
 from gemrun.format.spec import TestVector, size_of
 
 PROMPT = "abc"
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
 WRAPPER = """#!/bin/sh
 for kind in {kinds}; do
   if grep -q "$(basename "$1" .gembin)" "{folder}/$kind" 2>/dev/null; then
@@ -60,14 +59,6 @@ class Wrapped:
 
 
 @pytest.fixture(scope="module")
-def versions(
-    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
-) -> tuple[Path, Path]:
-    first, second = (artifact_cache(tiny_checkpoint("qwen3", seed=s), *OPTIONS) for s in (0, 1))
-    return first, second
-
-
-@pytest.fixture(scope="module")
 def larger(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]) -> Path:
     """Another context length: another layout."""
     options = [*OPTIONS]
@@ -79,7 +70,7 @@ def larger(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., P
 def serving(versions: tuple[Path, Path], **tables: dict[str, Any]) -> Iterator[Daemon]:
     with Daemon(**tables) as daemon:
         daemon.replace(versions[0], name="pilot")
-        wait_for(lambda: not daemon.call("model.status", name="pilot")["on_probation"])
+        settled(daemon)
         yield daemon
 
 
@@ -220,7 +211,7 @@ def test_layout_memory_and_what_is_no_file(
         assert daemon.ask(PROMPT)["text"] == wanted
         assert "serial" in daemon.gemctl("model", "--replace", versions[1], "--serial")
         assert daemon.ask(PROMPT)["text"] == answer_of(versions[1], PROMPT)
-        wait_for(lambda: not daemon.call("model.status", name="pilot")["on_probation"])
+        settled(daemon)
         text = daemon.gemctl("model", "--replace", larger, "--serial", "--allow-layout-change")
         assert "answers now" in text
 

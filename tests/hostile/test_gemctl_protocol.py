@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from daemon import ROOT, Daemon, answer_of, wait_for
+from daemon import OPTIONS, ROOT, Daemon, answer_of, settled, wait_for
 from gemctl.api import METHODS
 from gemctl.client import Refused
 
 PROMPT = "abc"
-OPTIONS = ("--quantization", "int4", "--kv-cache-size", "192", "--effort", "fast")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def artifact(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[...,
 def daemon(artifact: Path) -> Iterator[Daemon]:
     with Daemon(daemon={"connections": 8}) as made:
         made.replace(artifact, name="pilot")
-        wait_for(lambda: not made.call("model.status", name="pilot")["on_probation"])
+        settled(made)
         yield made
 
 
