@@ -425,9 +425,7 @@ class Models:
                 "not_found", f"{model.name}: no good version; gemctl model --replace FILE"
             )
         if wanted in {bad for bad, _ in versions.bad}:
-            raise ApiError(
-                "refused", f"{model.name}: {wanted[:12]} was found bad; model clear first"
-            )
+            raise found_bad(model.name, wanted)
         proven = wanted in versions.good
         if not proven and wanted not in (on_trial, *model.passed):
             raise ApiError(
@@ -435,11 +433,29 @@ class Models:
                 f"{model.name}: {wanted[:12]} has not been tried; gemctl model --name "
                 f"{model.name} --digest {wanted[:12]}",
             )
-        slot = self.new_slot(model.name, wanted)
-        slot.declared = artifact.declared(slot.path)
-        slot.thermal = artifact.thermal(slot.path)
-        slot.move("load", "load")
-        await self.admit(slot)
+        slot = await self.serve(model, wanted, "load", prompt)
+        if not proven:
+            self.on_trial(model, slot)
+
+    async def serve(
+        self,
+        model: Model,
+        digest: str,
+        cause: str,
+        prompt: str | None = None,
+        *,
+        admit: bool = True,
+    ) -> Slot:
+        """empty -> serving, for a version of the store that was tried before.
+
+        Without `admit` its memory is not asked for: it had it a moment ago. Raises ApiError; the
+        model is then empty.
+        """
+        slot = self.new_slot(model.name, digest)
+        slot.declared, slot.thermal = artifact.declared(slot.path), artifact.thermal(slot.path)
+        slot.move("load", cause)
+        if admit:
+            await self.admit(slot)
         slot.move("verified", "header read")
         model.current = slot
         try:
@@ -452,9 +468,8 @@ class Models:
             with contextlib.suppress(ApiError):
                 slot.move("fail", str(error))
             raise
-        self.activate(slot, "loaded")
-        if not proven:
-            self.on_trial(model, slot)
+        self.activate(slot, cause)
+        return slot
 
     async def admit(self, slot: Slot) -> None:
         """Refuse what does not fit beside what is loaded. Raises ApiError("no_memory")."""

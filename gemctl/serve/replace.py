@@ -194,18 +194,11 @@ async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseExc
 
 
 async def _bring_back(r: Replacement, digest: str) -> None:
-    models, model = r.models, r.model
-    old = models.new_slot(model.name, digest)
-    old.declared, old.thermal = artifact.declared(old.path), artifact.thermal(old.path)
+    """What served before serves again, or those who wait are told that nothing does."""
     try:
-        old.move("load", "the candidate failed")
-        old.move("verified", "it served before")
-        model.current = old
-        await models.start_worker(old)
-        await models.warm(old, models.config.models.warmup_prompt, tests=False)
-        models.activate(old, "the candidate failed")
+        await r.models.serve(r.model, digest, "the candidate failed", admit=False)
     except ApiError as error:
-        model.turns.fail(ApiError("failed", f"{model.name}: {error.message}"))
+        r.model.turns.fail(ApiError("failed", f"{r.model.name}: {error.message}"))
 
 
 async def _flip(r: Replacement, slot: Slot, probation: bool) -> float:

@@ -66,6 +66,11 @@ def larger(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., P
     return artifact_cache(tiny_checkpoint("qwen3", seed=1), *options)
 
 
+def digest_of(path: Path) -> str:
+    """The store's name of a version."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @contextlib.contextmanager
 def serving(versions: tuple[Path, Path], **tables: dict[str, Any]) -> Iterator[Daemon]:
     with Daemon(**tables) as daemon:
@@ -157,7 +162,7 @@ def test_a_worker_that_misbehaves_costs_only_itself(
     wanted = answer_of(versions[0], PROMPT)
     worker = {"program": str(wrapped.path), "start_timeout_s": 1.5}
     with serving(versions, worker=worker) as daemon:
-        wrapped.misbehave(kind, hashlib.sha256(versions[1].read_bytes()).hexdigest())
+        wrapped.misbehave(kind, digest_of(versions[1]))
         with Asking(daemon, wanted) as asking, pytest.raises(Refused) as error:
             daemon.replace(versions[1], name="pilot")
         assert error.value.code in ("failed", "timeout"), str(error.value)
@@ -229,23 +234,44 @@ def answer_memory(path: Path) -> int:
     return declared(path).ram_total
 
 
+def one_at_a_time(versions: tuple[Path, Path], wrapped: Wrapped) -> dict[str, dict[str, Any]]:
+    """A configuration whose memory does not hold both."""
+    size = answer_memory(versions[0])
+    return {
+        "models": {"memory_most_bytes": size + size // 2, "probation_s": 0.2},
+        "worker": {"program": str(wrapped.path), "start_timeout_s": 1.5},
+    }
+
+
 def test_a_serial_replacement_that_fails_brings_the_old_one_back(
     versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     wrapped = Wrapped(tmp_path)
-    size = answer_memory(versions[0])
-    tables: dict[str, dict[str, Any]] = {
-        "models": {"memory_most_bytes": size + size // 2, "probation_s": 0.2},
-        "worker": {"program": str(wrapped.path), "start_timeout_s": 1.5},
-    }
     wanted = answer_of(versions[0], PROMPT)
-    with serving(versions, **tables) as daemon:
-        wrapped.misbehave("crash", hashlib.sha256(versions[1].read_bytes()).hexdigest())
+    with serving(versions, **one_at_a_time(versions, wrapped)) as daemon:
+        wrapped.misbehave("crash", digest_of(versions[1]))
         with Asking(daemon, wanted) as asking, pytest.raises(Refused):
             daemon.replace(versions[1], name="pilot", serial=True)
         assert not asking.wrong  # they waited
         assert daemon.ask(PROMPT)["text"] == wanted
         assert len(daemon.workers()) == 1
+
+
+def test_where_the_old_one_does_not_come_back_either_a_load_helps(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    wrapped = Wrapped(tmp_path)
+    with serving(versions, **one_at_a_time(versions, wrapped)) as daemon:
+        for path in versions:
+            wrapped.misbehave("exit", digest_of(path))
+        with pytest.raises(Refused):
+            daemon.replace(versions[1], name="pilot", serial=True)
+        with pytest.raises(Refused, match="gemctl model load pilot"):
+            daemon.ask(PROMPT)
+        assert not daemon.workers()
+        (tmp_path / "exit").unlink()
+        daemon.gemctl("model", "load", "pilot")
+        assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
 
 
 def test_a_file_larger_than_allowed_is_refused(versions: tuple[Path, Path], tmp_path: Path) -> None:
