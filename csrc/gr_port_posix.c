@@ -63,6 +63,7 @@ gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
             *out = (gr_map){0};
         } else {
             out->address = p;
+            (void)madvise(p, out->bytes, MADV_HUGEPAGE); /* a hint: not every system takes it */
         }
     }
     close(fd);

@@ -22,6 +22,7 @@ from gemmake.failures import past_stopping
 from gemmake.files import open_regular
 from gemrun.format import sign as sign_
 from gemrun.format import spec, writer
+from gemrun.format.files import uncache
 from gemrun.format.reader import read_artifact
 from gemrun.format.sign import PublicKey, SecretKey
 from gemrun.format.writer import show
@@ -179,6 +180,8 @@ def _write(artifact: Path, target: Path, partial: Path, block: bytes, root: byte
         with read_artifact(partial) as copied:  # the source may have changed meanwhile
             if copied.header.root_sha256 != root:
                 raise OutputError(f"{show(str(artifact))}: changed while it was signed; try again")
+        with partial.open("rb") as signed:
+            uncache(signed.fileno())
         past_stopping()
         partial.replace(target)
     finally:

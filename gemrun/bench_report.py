@@ -12,6 +12,8 @@ from gemrun.context import Info, Stats
 from gemrun.memory import Footprint
 from gemrun.progress import Progress
 
+HUGE = 2 << 20  # bytes of a huge page: a smaller file has none
+
 
 class Lines:
     """A listener that prints what happens; without `out` it only shows progress."""
@@ -121,9 +123,17 @@ def _memory_lines(footprint: Footprint | None) -> list[str]:
             f"  {part.name}: {_mb(part.resident)} of {_mb(part.declared)}"
             for part in footprint.parts
         ),
+        f"  in huge pages: {_mb(footprint.huge)}{_small_pages(footprint)}",
         f"  not the engine's, in this process: {_mb(footprint.process_rss - footprint.resident)}",
     ]
     return lines + ([f"memory: WARNING: {footprint.problem}"] if footprint.problem else [])
+
+
+def _small_pages(footprint: Footprint) -> str:
+    weights = next((p.declared for p in footprint.parts if p.name == "weights+tables"), 0)
+    if weights < HUGE or footprint.huge >= weights / 2:
+        return ""
+    return " (decode is faster from huge pages: see gemrun/README.md)"
 
 
 def _power_line(report: Report) -> str:

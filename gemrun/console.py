@@ -5,6 +5,9 @@
 
 Output that cannot be written is no success: whatever option printed it, the command ends with one
 sentence on stderr and that exit code. A stderr that takes nothing changes no exit code.
+
+A word that is no command, and an option that is none, get those that were probably meant, however
+old click is. How errors are told may be changed: `tell`, `explain` and `known` are for that.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
 
 import click
 
 CANCELLED = 130  # Ctrl-C
+NEAR_MOST = 3  # commands and options that are suggested
 
 
 class Unwritten(BaseException):
@@ -93,12 +98,25 @@ class _Ended:
         finally:
             sys.stdout = before
         if output is not None and output.failed:
-            say(
-                f"{self.name}: standard output: {output.failed}; free room on its disk, or give "
-                "it a reader that stays"
-            )
             code = code or self.unwritten
+            self.tell(
+                code,
+                f"standard output: {output.failed}; free room on its disk, or give it a reader "
+                "that stays",
+            )
         sys.exit(code)
+
+    def tell(self, code: Any, sentence: str) -> None:
+        """Why the command ends: one sentence. `code` is its exit code."""
+        say(f"{self.name}: {sentence}")
+
+    def explain(self, error: click.ClickException) -> None:
+        """What is wrong with the line."""
+        _show(error)
+
+    def known(self, error: Exception) -> int | None:
+        """The exit code of an error of the command's own, which has been told; None: a fault."""
+        return None
 
     def _code(self, run: Any, output: _Output | None) -> Any:
         """The exit code of the body; 0 where standard output ended it."""
@@ -110,10 +128,14 @@ class _Ended:
                 code = stop.code
             except click.ClickException as error:
                 code = error.exit_code
-                _show(error)
+                self.explain(error)
             except click.Abort:
                 code = CANCELLED
-                say(f"{self.name}: stopped by SIGINT; start it again")
+                self.tell(code, "stopped by SIGINT; start it again")
+            except Exception as error:
+                code = self.known(error)
+                if code is None:
+                    raise
             if output is not None:
                 output.flush()
         except Unwritten:
@@ -130,9 +152,55 @@ def _show(error: click.ClickException) -> None:
         _silence(sys.stderr)
 
 
+class NoSuchCommand(click.UsageError):
+    """A word that is no command of a group. `near`: those that may have been meant."""
+
+    def __init__(self, word: str, near: list[str], ctx: click.Context) -> None:
+        super().__init__(f"No such command '{word}'.{did_you_mean(near)}", ctx)
+        self.word = word
+        self.near = near
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """A question behind a sentence; nothing where nothing is near."""
+    words = [f"'{word}'" for word in near]
+    return f" Did you mean {' or '.join(words)}?" if words else ""
+
+
+def nearest(word: str, words: Iterable[str]) -> list[str]:
+    """Those of `words` that look like `word`; of "a b" the last part counts as well."""
+    import difflib
+
+    every = list(dict.fromkeys(words))
+    exact = [one for one in every if one.split()[-1] == word]
+    alike = difflib.get_close_matches(word, every, NEAR_MOST)
+    last = [one for one in every if difflib.get_close_matches(word, one.split()[-1:], 1)]
+    return list(dict.fromkeys([*exact, *alike, *last]))[:NEAR_MOST]
+
+
 class Command(_Ended, click.Command):
     """A command whose output is written, or that says so."""
 
 
 class Group(_Ended, click.Group):
-    """A group of commands, the same."""
+    """A group of commands, the same; who mistypes one is told which there are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the line names. Raises NoSuchCommand."""
+        word = args[0]
+        asked = not ctx.resilient_parsing and not word.startswith("-")
+        if asked and self.get_command(ctx, word) is None:
+            raise NoSuchCommand(word, nearest(word, self._words(ctx)), ctx)
+        return super().resolve_command(ctx, args)
+
+    def _words(self, ctx: click.Context) -> list[str]:
+        """Its commands, and those of the groups below it with their group's name."""
+        found: list[str] = []
+        for name in self.list_commands(ctx):
+            found.append(name)
+            below = self.get_command(ctx, name)
+            if isinstance(below, click.Group):
+                found += [f"{name} {word}" for word in below.list_commands(ctx)]
+        return found

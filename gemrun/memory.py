@@ -23,7 +23,7 @@ LEAST_SHARE = 0.99
 PRESENT, SWAPPED = 63, 62  # bits of a pagemap word
 _PROC = Path("/proc/self")
 _ENTRY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) [-rwxsp]{4} ", re.M)
-_FIELD = re.compile(r"^(Rss|Swap):\s+(\d+) kB$", re.M)
+_FIELD = re.compile(r"^(Rss|Swap|AnonHugePages|FilePmdMapped):\s+(\d+) kB$", re.M)
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Entry:
     end: int
     rss: int
     swap: int
+    huge: int = 0  # of rss: in huge pages, anonymous or of a file
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Footprint:
     parts: tuple[Part, ...]
     smaps_rss: int | None  # of the entries that hold the regions; None: they hold more than those
     process_rss: int  # of the whole process, Python and libc included
+    huge: int = 0  # in huge pages, of the entries that hold the regions
 
     @property
     def declared(self) -> int:
@@ -115,6 +117,7 @@ def measure(context: GemRunContext, path: str | os.PathLike[str]) -> Footprint:
         parts=tuple(part for part in parts if part.declared or part.mappings),
         smaps_rss=joint_rss(entries, regions),
         process_rss=sum(entry.rss for entry in entries),
+        huge=sum(entry.huge for entry in _holding(entries, regions)),
     )
 
 
@@ -126,16 +129,22 @@ def parse_smaps(text: str) -> list[Entry]:
     for match, end in zip(starts, ends, strict=True):
         fields = {name: int(kb) << 10 for name, kb in _FIELD.findall(text[match.end() : end])}
         start, stop = int(match[1], 16), int(match[2], 16)
-        entries.append(Entry(start, stop, fields.get("Rss", 0), fields.get("Swap", 0)))
+        huge = fields.get("AnonHugePages", 0) + fields.get("FilePmdMapped", 0)
+        entries.append(Entry(start, stop, fields.get("Rss", 0), fields.get("Swap", 0), huge))
     return entries
 
 
 def joint_rss(entries: Sequence[Entry], regions: Sequence[Region]) -> int | None:
     """Rss of the entries that the regions lie in; None where those hold other memory too."""
-    spans = [_pages(region) for region in regions]
-    hit = [e for e in entries if any(e.start < end and start < e.end for start, end in spans)]
-    covered = sum(end - start for start, end in spans)
+    hit = _holding(entries, regions)
+    covered = sum(end - start for start, end in map(_pages, regions))
     return sum(e.rss for e in hit) if covered == sum(e.end - e.start for e in hit) else None
+
+
+def _holding(entries: Sequence[Entry], regions: Sequence[Region]) -> list[Entry]:
+    """The entries that regions lie in."""
+    spans = [_pages(region) for region in regions]
+    return [e for e in entries if any(e.start < end and start < e.end for start, end in spans)]
 
 
 def _part(name: str, regions: Sequence[Region], wanted: dict[str, int]) -> Part:

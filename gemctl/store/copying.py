@@ -23,6 +23,7 @@ from pathlib import Path
 
 from gemctl.errors import ApiError
 from gemctl.store import durable
+from gemrun.format.files import uncache
 
 PIECE = 1 << 20  # bytes of a step: copied, hashed, told
 SYNC_EVERY = 64 << 20  # bytes: no flood of unwritten pages in front of everybody else's
@@ -230,9 +231,10 @@ class Incoming:
             return -1
 
     def seal(self) -> None:
-        """Read-only for everybody, and on the disk."""
+        """Read-only for everybody, on the disk, and out of the page cache (see uncache)."""
         os.fchmod(self.fd, 0o444)
         os.fsync(self.fd)
+        uncache(self.fd)
 
     def place(self, name: str) -> None:
         """Give the file its name, which is free."""

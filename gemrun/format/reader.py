@@ -9,6 +9,7 @@ and nothing is allocated by a number that has not been checked against a limit o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -123,7 +124,10 @@ def _map(path: str | bytes | os.PathLike[str]) -> memoryview:
         with os.fdopen(open_regular(path), "rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with contextlib.suppress(OSError):  # a hint; what is read here is soon read by an engine
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(mapped)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FormatError(Code.OPEN, f"{label}: {reason}", "check the path") from error

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gemrun.format import spec
+from gemrun.format.files import uncache
 from gemrun.format.sizes import pad
 from gemrun.format.spec import Header, Section, SectionFlag
 
@@ -208,6 +209,7 @@ class ArtifactWriter:
         self.seal()
         with _explained(self.path, self.size):
             os.fsync(self._fd)
+            uncache(self._fd)
             before_renaming()
             Path(self.partial).replace(self.path)
             self._done = True
@@ -332,6 +334,7 @@ def fill_tests(path: PathLike, payload: bytes) -> bytes:
             write_all(fd, spec.TABLE_OFFSET, table)
             write_all(fd, 0, sealed.pack())
             os.fsync(fd)
+            uncache(fd)
         return sealed.root_sha256
     finally:
         os.close(fd)
