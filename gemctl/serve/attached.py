@@ -18,7 +18,7 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact
 from gemctl.serve.channel import Channel, error_of
-from gemctl.serve.models import Pace
+from gemctl.serve.slot import Pace
 from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.store import Store
 

@@ -12,8 +12,6 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from gemctl import waiting
@@ -23,122 +21,19 @@ from gemctl.core import policy, slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact
-from gemctl.serve.turns import Engine, Turns
+from gemctl.serve.pacing import Pacing
+from gemctl.serve.slot import Model, Pace, Slot, found_bad
+from gemctl.serve.turns import Turns
 from gemctl.serve.worker import Worker
 from gemctl.show.history import History
 from gemctl.show.metrics import Metrics
 from gemctl.store.state import State, StateFile, with_model, without_model
 from gemctl.store.store import Store, check_name
 
+__all__ = ["Model", "Models", "Pace"]
 OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
-PACE_S = 0.5  # a worker confirms a pace within so long, or is not waited for
-YIELD_S, YIELD_LOOK_S = 10.0, 0.05  # a less urgent model waits so long; between two looks
 RETRIES = 1  # of a request whose worker ended under it
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What the throttle allows every worker."""
-
-    duty: float = 1.0
-    threads: int = 0
-    prefill_duty: float = 1.0
-    prefill_threads: int = 0
-
-
 R = TypeVar("R")
-HALTED = Pace(duty=0.0, prefill_duty=0.0)
-
-
-class Slot(Engine):
-    """One version of a model on its way through one worker process."""
-
-    def __init__(self, name: str, digest: str, path: Path, hub: EventHub, crashes: slots.Crashes):
-        super().__init__()
-        self.name = name
-        self.digest = digest
-        self.path = path
-        self.state: slots.State = "empty"
-        self.worker: Worker | None = None
-        self.declared: artifact.Declared | None = None
-        self.thermal = artifact.Thermal()
-        self.crashes = crashes
-        self.prefilling = False  # a prompt is read: its first token is not here yet
-        self.failures = 0  # of requests, since it serves
-        self.answers = 0
-        self.told: Pace | None = None  # the pace that its worker keeps
-        self.yielded_s: float | None = None  # since when it waits for a more urgent model
-        self.watch: asyncio.Task[None] | None = None
-        self._hub = hub
-
-    def move(self, event: slots.Event, cause: str) -> None:
-        """Follow the table. Raises ApiError("conflict") where it refuses."""
-        before = self.state
-        try:
-            self.state = slots.step(before, event)
-        except slots.TransitionError as error:
-            raise ApiError("conflict", f"{self.name}: {error}") from None
-        self._hub.publish(
-            "slot.state",
-            **{"model": self.name, "digest": self.digest[:12], "from": before, "to": self.state},
-            cause=cause,
-        )
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it holds memory."""
-        return self.worker is not None
-
-    @property
-    def held(self) -> policy.Held:
-        """What it takes, for admission."""
-        assert self.declared is not None
-        return policy.Held(self.name, self.declared.ram_total, self.declared.ram_weights)
-
-
-def found_bad(name: str, digest: str) -> ApiError:
-    """The refusal of a version that failed before."""
-    return ApiError(
-        "refused", f"{name}: {digest[:12]} was found bad before; gemctl model clear {name}"
-    )
-
-
-@dataclass
-class Figures:
-    """Of a model's requests."""
-
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    last: dict[str, Any] = field(default_factory=dict)  # the newest `done` event
-    step_ms: float | None = None  # per token, smoothed
-
-
-@dataclass
-class Model:
-    """A name, its slots and its queue."""
-
-    name: str
-    turns: Turns
-    current: Slot | None = None
-    candidate: Slot | None = None
-    kept: Slot | None = None
-    figures: Figures = field(default_factory=Figures)
-    swap: dict[str, Any] = field(default_factory=dict)  # of the newest replacement
-    busy: str = ""  # the procedure that changes it now
-    passed: set[str] = field(default_factory=set)  # versions that served since the daemon's start
-    priority: int = 1
-    probation: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> slots.State:
-        """Of the slot that people mean."""
-        slot = self.current or self.candidate
-        return slot.state if slot is not None else "empty"
-
-    def slots(self) -> list[Slot]:
-        """All that there are."""
-        return [s for s in (self.current, self.candidate, self.kept) if s is not None]
 
 
 class Models:
@@ -164,12 +59,10 @@ class Models:
         self.on_trial: Callable[[Model, Slot], None] = lambda model, slot: None
         self.on_phase: Callable[[], None] = lambda: None  # a prompt begins, or has been read
         self.models: dict[str, Model] = {}
+        self.pacing = Pacing(self.models, clock)
         self.on_pace: Callable[[Pace], None] = lambda _pace: None  # programs that attached
-        self.pace = Pace()
         self.max_new_tokens: int | None = None
         self.state = state.load().state
-        self._yielding: asyncio.Task[None] | None = None
-        self._asks: set[asyncio.Task[None]] = set()
         self.jobs: set[asyncio.Task[Any]] = set()  # procedures; they outlive who asked for them
         self.stopping = threading.Event()  # for what works in a thread
 
@@ -600,60 +493,16 @@ class Models:
         self.model(name)
         self.want(name, pinned=pinned)
 
+    @property
+    def pace(self) -> Pace:
+        """What the throttle allows."""
+        return self.pacing.pace
+
     async def set_pace(self, pace: Pace) -> None:
-        """Tell every worker. One that does not answer is its heartbeat's business."""
-        self.pace = pace
+        """Tell every worker, and the programs that attached."""
+        self.pacing.pace = pace
         self.on_pace(pace)
-        await self._pace_all()
-
-    def _pace_of(self, model: Model, slot: Slot) -> Pace:
-        """The throttle's pace; none at all while a request of a more urgent model runs.
-
-        After YIELD_S such a request goes on beside it: nothing waits for ever.
-        """
-        urgent = any(
-            other.priority < model.priority and any(s.busy for s in other.slots())
-            for other in self.models.values()
-        )
-        waited = self.clock() - slot.yielded_s if slot.yielded_s is not None else 0.0
-        if not (urgent and slot.busy and waited < YIELD_S):
-            slot.yielded_s = None if not urgent else slot.yielded_s
-            return self.pace
-        slot.yielded_s = self.clock() if slot.yielded_s is None else slot.yielded_s
-        return HALTED
-
-    async def _pace_all(self) -> None:
-        """Send its pace to every worker whose pace has changed."""
-        pairs = [(m, s) for m in self.models.values() for s in m.slots()]
-        asks = {asyncio.create_task(self._pace_one(model, slot)) for model, slot in pairs}
-        if asks:
-            self._asks |= asks
-            _, late = await asyncio.wait(asks, timeout=PACE_S)
-            for task in late:  # its heartbeat will tell; nobody else waits for it
-                task.add_done_callback(self._asks.discard)
-            self._asks -= asks - late
-
-    async def _pace_one(self, model: Model, slot: Slot) -> None:
-        worker, pace = slot.worker, self._pace_of(model, slot)
-        if worker is None or not worker.alive or slot.told == pace:
-            return
-        slot.told = pace
-        try:
-            await worker.pace(**vars(pace))
-        except ApiError:
-            slot.told = None
-
-    def turns_changed(self) -> None:
-        """A request begins or has ended: less urgent models wait, or go on."""
-        several = len({model.priority for model in self.models.values()}) > 1
-        if several and (self._yielding is None or self._yielding.done()):
-            self._yielding = asyncio.create_task(self._yield())
-
-    async def _yield(self) -> None:
-        await self._pace_all()
-        while any(slot.yielded_s is not None for slot in self.all_slots()):
-            await asyncio.sleep(YIELD_LOOK_S)
-            await self._pace_all()
+        await self.pacing.tell_all()
 
     # ---- what the throttle asks and does ----
 
@@ -734,7 +583,7 @@ class Models:
                         "failed", f"{model.name}: replaced under this request; ask again"
                     )
                 digest = engine.digest
-                self.turns_changed()
+                self.pacing.turns_changed()
                 try:
                     async for event in self._run(engine, fields, sent, request.deadline_s):
                         sent += event["event"] == "token"
@@ -748,7 +597,7 @@ class Models:
                         self.metrics.request(model.name, error.code)
                         raise
                 finally:
-                    asyncio.get_running_loop().call_soon(self.turns_changed)
+                    asyncio.get_running_loop().call_soon(self.pacing.turns_changed)
 
     def _refuse_unavailable(self, model: Model) -> None:
         """Nobody waits for a model that nobody is about to load."""

@@ -27,7 +27,8 @@ from gemctl.board import machine
 from gemctl.core import policy
 from gemctl.errors import ApiError
 from gemctl.serve import artifact, hooks
-from gemctl.serve.models import Model, Models, Slot, found_bad
+from gemctl.serve.models import Models
+from gemctl.serve.slot import Model, Slot, found_bad
 from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.state import begin_trial, end_trial, with_model
 
