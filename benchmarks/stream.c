@@ -1,5 +1,6 @@
 /* stream.c: plain reading of memory, as fast as it goes: `stream BYTES THREADS PASSES`
  *
+ * The buffer lies in huge pages where the system has them, as the engine's weights do.
  * Prints one JSON line: GB/s, the median of the passes, of a plain loop and of one that prefetches
  * as the engine's kernels do. Every thread reads its own part of the buffer, all of it every pass;
  * a pass takes as long as its slowest thread. PASSES 0: read until killed, a neighbour for others. */
@@ -9,9 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
-enum { MAX_THREADS = 64, MAX_PASSES = 1000, LINE = 64, AHEAD = 64 * LINE };
+enum { MAX_THREADS = 64, MAX_PASSES = 1000, LINE = 64, AHEAD = 64 * LINE, HUGE = 2 << 20 };
 
 typedef uint64_t line __attribute__((vector_size(LINE)));
 
@@ -102,9 +104,10 @@ int main(int argc, char **argv)
     uint32_t threads = (uint32_t)atoi(argv[2]), passes = (uint32_t)atoi(argv[3]);
     if (bytes < 1 << 20 || threads < 1 || threads > MAX_THREADS || passes > MAX_PASSES)
         return fprintf(stderr, "stream: at least 1 MiB, 1 to 64 threads, up to 1000 passes\n"), 2;
-    uint8_t *data = aligned_alloc(4096, bytes);
+    uint8_t *data = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
     if (!data)
         return fprintf(stderr, "stream: no memory for %zu bytes\n", bytes), 5;
+    madvise(data, bytes, MADV_HUGEPAGE);
     for (size_t i = 0; i < bytes; i++) /* different pages, none the system's page of zeros */
         data[i] = (uint8_t)(i * 131 + (i >> 12));
     while (!passes)

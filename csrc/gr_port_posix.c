@@ -40,6 +40,13 @@ static gemrun_status fail_errno(gr_error *e, gemrun_status code, uint64_t wanted
     return gr_fail(e, code, 0, wanted, (uint64_t)errno);
 }
 
+/* A hint, which not every system takes. Anonymous memory takes it before its first page is there,
+ * a file where pages are not in the page cache yet. */
+static void ask_for_huge_pages(void *p, uint64_t bytes)
+{
+    (void)madvise(p, (size_t)bytes, MADV_HUGEPAGE);
+}
+
 gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
 {
     *out = (gr_map){0};
@@ -63,7 +70,7 @@ gemrun_status gr_port_map_file(gr_map *out, const char *path, gr_error *e)
             *out = (gr_map){0};
         } else {
             out->address = p;
-            (void)madvise(p, out->bytes, MADV_HUGEPAGE); /* a hint: not every system takes it */
+            ask_for_huge_pages(p, out->bytes);
         }
     }
     close(fd);
@@ -96,6 +103,7 @@ static gemrun_status map_guarded(gr_map *out, uint64_t bytes, uint64_t guard, gr
         munmap(p, (size_t)all);
         return GEMRUN_E_MAP;
     }
+    ask_for_huge_pages(p, all);
     out->address = (uint8_t *)p + guard;
     out->bytes = bytes;
     for (uint64_t i = 0; i < bytes; i += 4096) {
