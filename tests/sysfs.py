@@ -73,14 +73,13 @@ class Sysfs:
 
     def hwmon(self, index: int, name: str, files: Mapping[str, object]) -> Path:
         """A hwmon chip."""
-        folder = f"sys/class/hwmon/hwmon{index}"
-        for file, value in files.items():
-            self.put(f"{folder}/{file}", value)
-        return self.put(f"{folder}/name", name).parent
+        return self._device(f"sys/class/hwmon/hwmon{index}", name, files)
 
     def iio(self, index: int, name: str, files: Mapping[str, object]) -> Path:
         """An IIO device."""
-        folder = f"sys/bus/iio/devices/iio:device{index}"
+        return self._device(f"sys/bus/iio/devices/iio:device{index}", name, files)
+
+    def _device(self, folder: str, name: str, files: Mapping[str, object]) -> Path:
         for file, value in files.items():
             self.put(f"{folder}/{file}", value)
         return self.put(f"{folder}/name", name).parent

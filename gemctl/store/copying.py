@@ -79,15 +79,20 @@ class Pace:
 
 def digest_of(descriptor: int, size: int, pace: Pace) -> str:
     """SHA-256 of the first `size` bytes. OSError, also where the file is shorter."""
-    hasher, at = hashlib.sha256(), 0
-    buffer = bytearray(min(PIECE, size))
     pace.start(size)
-    while at < size:
-        count = min(pace.step, size - at)
+    return hash_range(descriptor, 0, size, pace).hexdigest()
+
+
+def hash_range(descriptor: int, at: int, size: int, pace: Pace) -> hashlib._Hash:
+    """SHA-256 of a part, of work that has begun. OSError, also where the file is shorter."""
+    hasher, end = hashlib.sha256(), at + size
+    buffer = bytearray(min(PIECE, size))
+    while at < end:
+        count = min(pace.step, end - at)
         hash_piece(hasher, descriptor, at, count, buffer)
         at += count
         pace.advance(count)
-    return hasher.hexdigest()
+    return hasher
 
 
 def hash_piece(

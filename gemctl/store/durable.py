@@ -208,7 +208,7 @@ def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
     new = f".{name}{NEW}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(new, flags, 0o644, dir_fd=folder)
-    try:
+    with removed_on_error(folder, new):
         try:
             write_all(descriptor, data)
             os.fsync(descriptor)
@@ -218,10 +218,6 @@ def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(name, keep, src_dir_fd=folder, dst_dir_fd=folder)
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=folder)
-        raise
     os.fsync(folder)
 
 
@@ -231,11 +227,18 @@ def write_link(folder: int, name: str, target: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder)
     os.symlink(target, new, dir_fd=folder)
-    try:
+    with removed_on_error(folder, new):
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextlib.contextmanager
+def removed_on_error(folder: int, name: str) -> Iterator[None]:
+    """Where what follows ends in an OSError, the file goes again."""
+    try:
+        yield
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=folder)
+            os.unlink(name, dir_fd=folder)
         raise
 
 

@@ -21,7 +21,6 @@ that is what `required` is for. Verifying needs the extra [sign]; without it not
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zlib
@@ -32,7 +31,7 @@ from typing import Literal
 
 from gemctl.errors import ApiError
 from gemctl.store import durable
-from gemctl.store.copying import PIECE, Pace, hash_piece
+from gemctl.store.copying import Pace, hash_range
 from gemrun.format import sign, spec
 from gemrun.format.sign import PublicKey
 from gemrun.format.spec import Header, Section, Signature
@@ -190,7 +189,7 @@ def _check_content(descriptor: int, header: Header, table: bytes, pace: Pace) ->
         if not at <= entry.offset <= entry.offset + entry.size <= size:
             raise _Invalid(f"section {name} has no place in the file")
         _check_gap(descriptor, at, entry.offset)
-        if _section_hash(descriptor, entry, pace) != entry.sha256:
+        if hash_range(descriptor, entry.offset, entry.size, pace).digest() != entry.sha256:
             raise _Invalid(f"section {name} was changed")
         at = entry.offset + entry.size
     _check_gap(descriptor, at, size)
@@ -204,14 +203,3 @@ def _entries(table: bytes) -> Iterator[Section]:
 def _check_gap(descriptor: int, start: int, stop: int) -> None:
     if stop - start >= spec.WEIGHT_ALIGN or any(os.pread(descriptor, stop - start, start)):
         raise _Invalid(f"bytes {start}..{stop} between sections were changed")
-
-
-def _section_hash(descriptor: int, entry: Section, pace: Pace) -> bytes:
-    hasher, at, end = hashlib.sha256(), entry.offset, entry.offset + entry.size
-    buffer = bytearray(min(PIECE, entry.size))
-    while at < end:
-        count = min(pace.step, end - at)
-        hash_piece(hasher, descriptor, at, count, buffer)
-        at += count
-        pace.advance(count)
-    return hasher.digest()

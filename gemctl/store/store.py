@@ -29,7 +29,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from gemctl.errors import ApiError
 from gemctl.store import durable
@@ -191,12 +190,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- reading ----
@@ -295,13 +289,9 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file, dir_fd=folder)
                 incoming.place(file)
-            try:
+            placed = durable.removed_on_error(folder, file) if fresh else contextlib.nullcontext()
+            with placed:
                 os.fsync(folder)
-            except OSError:
-                if fresh:
-                    with contextlib.suppress(OSError):
-                        os.unlink(file, dir_fd=folder)
-                raise
             self._held.versions.add((staged.name, staged.digest))
         return fresh
 
