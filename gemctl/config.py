@@ -3,17 +3,26 @@
 Unknown keys are errors, so that a misspelt one is not silently the default. `load` reads it,
 `gemctl config check` prints what `load` says, and the daemon reads it again on SIGHUP or
 `gemctl config reload`: what `restart_needed` names keeps its old value until a restart.
+`gemctl config schema` prints what stands here. Sentences on mistakes: config_words.py.
 """
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from gemctl import config_words
 from gemctl.errors import ApiError
 
 if sys.version_info >= (3, 11):
@@ -23,114 +32,204 @@ else:
 
 MAX_BYTES = 256 * 1024
 FIXED = ("daemon", "metrics", "mqtt", "sensors", "worker")  # tables that need a restart
-Celsius = Annotated[float, Field(ge=-40, le=150)]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
+Celsius = Annotated[float, Field(ge=-40, le=150, strict=True)]
 Mode = Literal["performance", "balanced", "aggressive", "conservative", "silent", "off"]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Short = Annotated[str, Field(max_length=256)]
+Argument = Annotated[str, Field(max_length=4096)]
+DAY_S = 86400.0
+BYTES_MOST = 1 << 50
+
+
+def key(default: Any, about: str, unit: str = "", **limits: Any) -> Any:
+    """A key: its default, what it is for, its unit where it is a number, its limits.
+
+    A number in quotes is no number, and 1 is not true: what is meant is then not certain.
+    """
+    if isinstance(default, (bool, int, float)):
+        limits["strict"] = True
+    extra: Any = {"unit": unit} if unit else None
+    return Field(default, description=about, json_schema_extra=extra, **limits)
+
+
+def seconds(default: float, about: str, least: float | None = None) -> Any:
+    """A time of up to a day; above 0 where no least one is given."""
+    low: dict[str, float] = {"gt": 0} if least is None else {"ge": least}
+    return key(default, about, "s", le=DAY_S, **low)
 
 
 class Part(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DaemonConfig(Part):
-    """Places and permissions."""
+    """Places and permissions. A change needs a restart."""
 
-    socket: Path = Path("/run/gemctl/gemctl.sock")
-    state: Path = Path("/var/lib/gemctl")  # store and state.json
-    read_group: str = "gemctl"  # root and the daemon's own user may always read and write
-    write_group: str = "gemctl-admin"
-    log_prompts: bool = False
-    connections: Annotated[int, Field(ge=1, le=1024)] = 64
+    socket: Path = key(
+        Path("/run/gemctl/gemctl.sock"),
+        "where the daemon listens; with gemctl.socket systemd listens there instead",
+    )
+    state: Path = key(Path("/var/lib/gemctl"), "folder of the store and of state.json")
+    read_group: str = key(
+        "gemctl",
+        "who may look: members of this group; root and the daemon's own user may do everything",
+        max_length=64,
+    )
+    write_group: str = key("gemctl-admin", "who may also change something", max_length=64)
+    log_prompts: bool = key(False, "put prompts and answers into request.text events")
+    connections: int = key(64, "most connections at once", "connections", ge=1, le=1024)
 
 
 class WorkerConfig(Part):
-    """One process of the engine for every loaded model."""
+    """One process of the engine for every loaded model. A change needs a restart."""
 
-    program: str = "gemrun"
-    threads: Annotated[int, Field(ge=0, le=8)] = 0  # 0: the engine decides
-    prefill_batch_size: Annotated[int, Field(ge=0, le=4096)] = 64  # duty changes between steps
-    start_timeout_s: Seconds = 60.0
-    heartbeat_s: Seconds = 1.0
-    hang_s: Seconds = 20.0  # no step, or no answer, for so long: the worker is killed
-    crashes: Annotated[int, Field(ge=1, le=100)] = 3  # within crash_window_s: the slot is faulted
-    crash_window_s: Seconds = 300.0
-    backoff_s: Seconds = 0.2  # before the first restart; doubles up to backoff_most_s
-    backoff_most_s: Seconds = 30.0
+    program: str = key("gemrun", "command of the engine, a name or a path", max_length=4096)
+    threads: int = key(0, "threads of a worker; 0: the engine decides", "threads", ge=0, le=8)
+    prefill_batch_size: int = key(
+        64,
+        "tokens of a prompt that are computed together; the duty changes between two such "
+        "steps; 0: the engine decides",
+        "tokens",
+        ge=0,
+        le=4096,
+    )
+    start_timeout_s: float = seconds(60.0, "a worker that is not ready by then has failed")
+    heartbeat_s: float = seconds(1.0, "between two questions whether a worker is alive")
+    hang_s: float = seconds(20.0, "no step, or no answer, for so long: the worker is killed")
+    crashes: int = key(
+        3, "so many within crash_window_s: the model is faulted", "crashes", ge=1, le=100
+    )
+    crash_window_s: float = seconds(300.0, "older crashes are forgotten")
+    backoff_s: float = seconds(0.2, "before the first restart; it doubles with every further one")
+    backoff_most_s: float = seconds(30.0, "longest time before a restart")
 
 
 class ModelsConfig(Part):
     """Store, replacement and requests."""
 
-    signature: Literal["required", "preferred", "off"] = "preferred"
-    keys_dir: Path = Path("/etc/gemctl/keys.d")
-    allow_foreign_board: bool = False
-    keep: Annotated[int, Field(ge=1, le=16)] = 2  # good versions
-    size_most_bytes: Annotated[int, Field(ge=1)] = 64 << 30
-    memory_most_bytes: Annotated[int, Field(ge=0)] = 0  # for all models; 0: 65 % of the machine's
-    prefault_mbps: Annotated[float, Field(gt=0)] = 800.0
-    warmup_prompt: Annotated[str, Field(max_length=4096)] = "Hello"
-    drain_s: Seconds = 30.0
-    probation_s: Annotated[float, Field(ge=0, le=86400)] = 60.0
-    probation_requests: Annotated[int, Field(ge=0, le=1000000)] = 20
-    queue: Annotated[int, Field(ge=1, le=4096)] = 64  # waiting requests of a model
-    request_timeout_s: Seconds = 120.0
-    auto_reset_kv_cache: bool = False
-    speculate: Annotated[int, Field(ge=0, le=6)] = 0
+    signature: Literal["required", "preferred", "off"] = key(
+        "preferred",
+        "of every version that comes in: required lets only valid ones in, preferred refuses "
+        "those that are wrong, off looks at none",
+    )
+    keys_dir: Path = key(Path("/etc/gemctl/keys.d"), "folder of the public keys that are trusted")
+    allow_foreign_board: bool = key(False, "take versions that were compiled for another board")
+    keep: int = key(2, "good versions that stay in the store", "versions", ge=1, le=16)
+    size_most_bytes: int = key(64 << 30, "larger files are refused", "bytes", ge=1, le=BYTES_MOST)
+    memory_most_bytes: int = key(
+        0,
+        "memory of all models together; 0: 65 % of the machine's",
+        "bytes",
+        ge=0,
+        le=BYTES_MOST,
+    )
+    prefault_mbps: float = key(
+        800.0,
+        "most speed at which a candidate is read from the disk, in decimal megabytes a second",
+        "MB/s",
+        gt=0,
+        le=1_000_000,
+    )
+    warmup_prompt: str = key("Hello", "a candidate answers it before it serves", max_length=4096)
+    drain_s: float = seconds(30.0, "a request on the old version may take so long after a flip")
+    probation_s: float = seconds(60.0, "a new version is watched for so long", 0)
+    probation_requests: int = key(
+        20,
+        "or until it has given so many answers",
+        "answers",
+        ge=0,
+        le=1_000_000,
+    )
+    queue: int = key(64, "waiting requests of a model; more get busy", "requests", ge=1, le=4096)
+    request_timeout_s: float = seconds(120.0, "of requests that name no deadline")
+    auto_reset_kv_cache: bool = key(False, "empty the KV cache after every answer")
+    speculate: int = key(0, "tokens guessed ahead of each step", "tokens", ge=0, le=6)
 
 
 class ThrottleConfig(Part):
-    """Policy of the throttle; the state file may hold newer values from the command line."""
+    """Policy of the throttle; gemctl throttle overrides it."""
 
-    mode: Mode = "balanced"
-    temp_c: Celsius | None = None  # threshold; absent: the artifact's or the board's
-    hysteresis_c: Annotated[float, Field(ge=3, le=30)] = 5.0
-    horizon_s: Annotated[float, Field(ge=1, le=300)] = 30.0
-    ambient_c: Celsius | None = None
-    rtheta_c_per_w: Annotated[float, Field(gt=0, le=100)] | None = None  # `calibrate thermal`
-    tau_s: Annotated[float, Field(gt=0, le=3600)] | None = None
-    allow_unload: bool = False  # may the last step free the memory
+    mode: Mode = key("balanced", "how early and how much it slows down")
+    temp_c: Celsius | None = key(
+        None, "threshold; absent: the artifact's, or 10 C below the kernel's passive trip", "C"
+    )
+    hysteresis_c: float = key(5.0, "so far below the threshold it has cooled", "C", ge=3, le=30)
+    horizon_s: float = key(30.0, "how far ahead it predicts", "s", ge=1, le=300)
+    ambient_c: Celsius | None = key(None, "temperature of the surroundings, where known", "C")
+    rtheta_c_per_w: Annotated[float, Field(gt=0, le=100, strict=True)] | None = key(
+        None, "thermal resistance, from gemctl calibrate thermal", "C/W"
+    )
+    tau_s: Annotated[float, Field(gt=0, le=3600, strict=True)] | None = key(
+        None, "thermal time constant, from gemctl calibrate thermal", "s"
+    )
+    allow_unload: bool = key(False, "may its last step free the memory of models")
 
 
 class SensorsConfig(Part):
-    """Where temperature and power come from."""
+    """Where temperature and power come from. A change needs a restart."""
 
-    sysfs_root: Path = Path("/")  # put before /sys and /proc; another one in tests
-    zones: tuple[str, ...] = ()  # thermal zone types to use; none named: chosen by rank
-    # hwmon:NAME/temp1, iio:NAME/CHANNEL, file:PATH[:SCALE], mqtt:TOPIC
-    external: tuple[str, ...] = ()
-    external_max_age_s: Seconds = 5.0
-    powerd_socket: Path = Path("/run/gemctl-powerd/powerd.sock")
+    sysfs_root: Path = key(Path("/"), "put before /sys and /proc; another one in tests")
+    zones: tuple[Annotated[str, Field(max_length=64)], ...] = key(
+        (), "types of the thermal zones to use; empty: chosen by rank", max_length=64
+    )
+    external: tuple[Short, ...] = key(
+        (),
+        "more sensors: hwmon:NAME/temp1, iio:NAME/CHANNEL, file:PATH[:SCALE], mqtt:TOPIC; they "
+        "only ever make the throttle stricter",
+        max_length=16,
+    )
+    external_max_age_s: float = seconds(
+        5.0,
+        "an external value that is older counts as unknown; above 5 s the throttle's own limit "
+        "holds",
+    )
+    powerd_socket: Path = key(
+        Path("/run/gemctl-powerd/powerd.sock"), "of gemctl-powerd, which caps clocks"
+    )
 
 
 class MqttConfig(Part):
-    """The broker; without `host` there is no MQTT."""
+    """The broker; without a host there is no MQTT. A change needs a restart."""
 
-    host: str = ""
-    port: Annotated[int, Field(ge=1, le=65535)] = 1883
-    protocol: Literal["5", "3.1.1", "auto"] = "auto"
-    site: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "site"
-    device: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""  # empty: the host's name
-    groups: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], ...] = ()
-    username: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None  # with it, or with tls: TLS
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    tls: bool = False
-    insecure: bool = False  # allow plain text to a broker on another machine
-    write: bool = True  # may commands change anything
-    stats_s: Seconds = 5.0
-    reply_cache_s: Seconds = 600.0
-    home_assistant: bool = False
-    on_loss: Literal["keep", "conservative"] = "keep"
+    host: str = key("", "name or address of the broker; empty: no MQTT", max_length=253)
+    port: int = key(1883, "of the broker; 8883 is usual with TLS", "port", ge=1, le=65535)
+    protocol: Literal["5", "3.1.1", "auto"] = key(
+        "auto", "version of MQTT; auto: 5, and 3.1.1 where the broker does not speak it"
+    )
+    site: Word = key("site", "a level of the topics: letters, digits, _ and -")
+    device: str = key(
+        "",
+        "name of this device, another level: letters, digits, _ and -; empty: the host's name",
+        pattern=r"^[A-Za-z0-9_-]{0,64}$",
+    )
+    groups: tuple[Word, ...] = key(
+        (), "groups whose commands it hears: letters, digits, _ and -", max_length=64
+    )
+    username: str = key("", "user at the broker; empty: none", max_length=256)
+    password_file: Path | None = key(
+        None, "its first line is the password; read again at every attempt"
+    )
+    ca_file: Path | None = key(None, "authority of the broker's certificate; means TLS")
+    cert_file: Path | None = key(None, "this device's own certificate")
+    key_file: Path | None = key(None, "and its key")
+    tls: bool = key(False, "TLS with the system's authorities")
+    insecure: bool = key(False, "allow plain text to a broker on another machine")
+    write: bool = key(True, "may commands change anything")
+    stats_s: float = seconds(5.0, "between two messages with figures")
+    reply_cache_s: float = seconds(600.0, "a command that comes again so late is done again")
+    home_assistant: bool = key(False, "announce this device to Home Assistant")
+    on_loss: Literal["keep", "conservative"] = key(
+        "keep", "mode of the throttle while no broker can be reached"
+    )
 
     @field_validator("device")
     @classmethod
     def _no_reserved_word(cls, device: str) -> str:
         if device in ("group", "reply"):
-            raise ValueError(f"{device} is a word of the topics; choose another name")
+            text = "{word} is a word of the topics; choose another name"
+            raise PydanticCustomError("gemctl", text, {"word": device})
         return device
 
     @model_validator(mode="after")
@@ -138,72 +237,55 @@ class MqttConfig(Part):
         local = self.host in ("", "localhost", "::1") or self.host.startswith("127.")
         secure = self.tls or self.ca_file is not None
         if not local and not secure and not self.insecure:
-            raise ValueError(
-                f"mqtt.host: {self.host} is another machine and TLS is off; set tls = true or "
-                "ca_file, or insecure = true on a network that you trust"
-            )
+            text = "{host} is another machine and TLS is off; set tls = true or ca_file, or "
+            text += "insecure = true on a network that you trust"
+            raise PydanticCustomError("gemctl", text, {"host": self.host, "key": "host"})
         return self
 
 
 class MetricsConfig(Part):
-    """Prometheus and the status page: read only, on loopback or a Unix socket."""
+    """Prometheus and the status page: read only. A change needs a restart."""
 
-    listen: str = ""  # "127.0.0.1:9464", "[::1]:9464" or "unix:/run/gemctl/metrics.sock"; "": off
+    listen: str = key(
+        "",
+        "loopback or a Unix socket: 127.0.0.1:9464, [::1]:9464, unix:/run/gemctl/metrics.sock; "
+        "empty: off",
+        max_length=256,
+    )
 
 
 class HooksConfig(Part):
     """Commands to run; words, no shell. GEMCTL_MODEL and GEMCTL_DIGEST are in the environment."""
 
-    probation_good: tuple[str, ...] = ()
-    probation_bad: tuple[str, ...] = ()
-    timeout_s: Seconds = 30.0
+    probation_good: tuple[Argument, ...] = key((), "when a version has proved good", max_length=64)
+    probation_bad: tuple[Argument, ...] = key((), "when one was rolled back", max_length=64)
+    timeout_s: float = seconds(30.0, "a command that takes longer is killed")
 
 
 class Config(Part):
     """The whole file."""
 
-    daemon: DaemonConfig = DaemonConfig()
-    worker: WorkerConfig = WorkerConfig()
-    models: ModelsConfig = ModelsConfig()
-    throttle: ThrottleConfig = ThrottleConfig()
-    sensors: SensorsConfig = SensorsConfig()
-    mqtt: MqttConfig = MqttConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    hooks: HooksConfig = HooksConfig()
-
-
-def _known(place: tuple[int | str, ...]) -> list[str]:
-    """Keys of the table that a place lies in."""
-    model: Any = Config
-    for part in place[:-1]:
-        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
-        model = field.annotation if field is not None else None
-    return list(getattr(model, "model_fields", {}))
-
-
-def _what(error: Any) -> str:
-    """One mistake in words of the file."""
-    place = ".".join(str(part) for part in error["loc"]) or "file"
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _known(error["loc"]), 1)
-        return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
-    what = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{place}: {what}" if "Value error" in error["msg"] else f"{place}: should be {what}"
-
-
-def _sentence(path: Path, error: ValidationError) -> str:
-    whats = [_what(one) for one in error.errors(include_url=False)]
-    return f"{path}: {'; '.join(whats[:8])}; all keys: gemctl config schema"
+    daemon: DaemonConfig = key(DaemonConfig(), "places and permissions")
+    worker: WorkerConfig = key(WorkerConfig(), "processes of the engine")
+    models: ModelsConfig = key(ModelsConfig(), "store, replacement and requests")
+    throttle: ThrottleConfig = key(ThrottleConfig(), "policy of the throttle")
+    sensors: SensorsConfig = key(SensorsConfig(), "temperature and power")
+    mqtt: MqttConfig = key(MqttConfig(), "the broker")
+    metrics: MetricsConfig = key(MetricsConfig(), "Prometheus and the status page")
+    hooks: HooksConfig = key(HooksConfig(), "commands to run")
 
 
 def parse(text: str, path: Path) -> Config:
-    """Configuration of a file's text. Raises ApiError("bad_request")."""
+    """Configuration of a file's text. Raises ApiError("bad_request"), a line for each mistake."""
     try:
         return Config.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ApiError("bad_request", f"{path}: no TOML: {error}; mend that line") from None
+        reason = config_words.of_syntax(str(path), error)
+    except RecursionError:
+        reason = f"{path}: nested too deep; write tables and keys"
     except ValidationError as error:
-        raise ApiError("bad_request", _sentence(path, error)) from None
+        reason = config_words.of_values(str(path), text, error, Config)
+    raise ApiError("bad_request", reason)
 
 
 def load(path: Path | None) -> Config:
@@ -219,8 +301,9 @@ def load(path: Path | None) -> Config:
     except OSError as error:
         reason = f"{path}: {error.strerror}; name a file that can be read"
         raise ApiError("bad_request", reason) from None
-    except UnicodeDecodeError:
-        raise ApiError("bad_request", f"{path}: not UTF-8; save it as UTF-8") from None
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ApiError("bad_request", f"{path}:{line}: not UTF-8; save it as UTF-8") from None
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
