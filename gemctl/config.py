@@ -217,6 +217,11 @@ class MqttConfig(Part):
     tls: bool = key(False, "TLS with the system's authorities")
     insecure: bool = key(False, "allow plain text to a broker on another machine")
     write: bool = key(True, "may commands change anything")
+    require_signed: bool = key(
+        False,
+        "a command makes a version serve only if a key of models.keys_dir has signed it, "
+        "whatever models.signature allows on this device",
+    )
     stats_s: float = seconds(5.0, "between two messages with figures")
     reply_cache_s: float = seconds(600.0, "a command that comes again so late is done again")
     home_assistant: bool = key(False, "announce this device to Home Assistant")

@@ -36,14 +36,17 @@ from gemctl.board.throttling import Throttle
 from gemctl.core import slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
+from gemctl.mqtt.signed import SignedOnly
 from gemctl.notify import notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
 from gemctl.serve.models import Models, Pace
 from gemctl.serve.worker import find_program
+from gemctl.service import Service
 from gemctl.show import metrics as metrics_
 from gemctl.show import web
 from gemctl.show.history import History
+from gemctl.store import sign
 from gemctl.store.state import Boot, StateFile
 from gemctl.store.store import Store, check_name
 
@@ -238,7 +241,10 @@ class Daemon:
             topic: (lambda payload, topic=topic: self.sensors.feed(topic, payload))
             for topic in self.sensors.topics
         }
-        self.bridge = mqtt.make_bridge(self.config.mqtt, self.api, self.hub, taps=taps)
+        service: Service = self.api
+        if self.config.mqtt.require_signed:
+            service = SignedOnly(service, self.models, lambda n: self.attached_named(n) is not None)
+        self.bridge = mqtt.make_bridge(self.config.mqtt, service, self.hub, taps=taps)
         try:
             await self.bridge.run(self.stop)
         finally:
@@ -452,7 +458,19 @@ class Daemon:
             info = self.bridge.info()
             what = "connected" if info["connected"] else str(info["reason"])
             checks.append(_check("ok" if info["connected"] else "warn", "mqtt", what))
+        if self.config.mqtt.host and self.config.mqtt.require_signed:
+            checks.append(self._check_keys())
         return checks
+
+    def _check_keys(self) -> dict[str, Any]:
+        """Without a key no command of the broker makes a version serve."""
+        found = sign.load_keys(self.config.models.keys_dir)
+        if found.warnings:
+            return _check("warn", "keys", "; ".join(found.warnings))
+        if not found.keys:
+            what = f"no .pub file in {found.folder}, and mqtt.require_signed is on; put one there"
+            return _check("warn", "keys", what)
+        return _check("ok", "keys", f"{len(found.keys)} keys in {found.folder}")
 
     def _check_memory(self) -> dict[str, Any]:
         try:

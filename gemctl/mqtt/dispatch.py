@@ -199,6 +199,8 @@ class Dispatcher:
             result = await self._service.call(command.method, command.params, caller, emit)
             body = {"result": result}
         except ApiError as error:
+            if isinstance(error, Refusal):
+                self.note(error.reason)
             body = {"error": error.as_dict()}
         except asyncio.CancelledError:
             body = _error(

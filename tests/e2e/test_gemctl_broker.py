@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker import Broker, client, secret
+from broker import Broker, client
 from daemon import ROOT, Daemon, answer_of, settled, wait_for
+from gemrun.format import spec
 
 PROMPT = "abc"
+SIGNATURE_AT = spec.SIGNATURE_OFFSET + 40  # a byte of the signature itself
 
 
 @pytest.fixture
@@ -26,14 +31,23 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield made
 
 
-@pytest.fixture
-def daemon(broker: Broker, tmp_path: Path) -> Iterator[Daemon]:
-    password = tmp_path / "password"
-    password.write_text(secret("m1"), encoding="utf-8")
+def started(broker: Broker, mqtt: dict[str, Any], **tables: dict[str, Any]) -> Daemon:
+    """A daemon that is to be this broker's m1."""
+    password = broker.password_file("m1")
     password.chmod(0o600)
     table = {"host": "127.0.0.1", "port": broker.port, "site": "plant", "device": "m1"}
-    with Daemon(mqtt={**table, "username": "m1", "password_file": str(password)}) as made:
-        wait_for(lambda: made.call("daemon.info")["mqtt"]["connected"])
+    table = {**table, "username": "m1", "password_file": str(password), **mqtt}
+    return Daemon(mqtt=table, **tables)
+
+
+def connected(daemon: Daemon) -> None:
+    wait_for(lambda: daemon.call("daemon.info")["mqtt"]["connected"])
+
+
+@pytest.fixture
+def daemon(broker: Broker) -> Iterator[Daemon]:
+    with started(broker, {}) as made:
+        connected(made)
         yield made
 
 
@@ -62,6 +76,114 @@ def test_a_plc_asks_switches_and_replaces(
     assert ask(broker, "generate", **fields)["result"]["text"] == two
     assert ask(broker, "stats")["result"]["model"] == "pilot"
     assert ask(broker, "model.switch", name="nobody")["error"]["code"] == "not_found"
+
+
+@dataclass
+class Vendor:
+    """Two versions that a key has signed, and the folder that trusts it."""
+
+    keys: Path
+    signed: tuple[Path, Path]
+
+    def forget(self) -> None:
+        """The key is trusted no longer."""
+        (self.keys / "vendor.pub").unlink()
+
+
+def gemmake(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "gemmake.cli", *map(str, words)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.fixture
+def vendor(versions: tuple[Path, Path], tmp_path: Path) -> Vendor:
+    gemmake("keygen", "--output", tmp_path / "vendor")
+    signed = (tmp_path / "one.gembin", tmp_path / "two.gembin")
+    for source, target in zip(versions, signed, strict=True):
+        gemmake("sign", source, "--key", tmp_path / "vendor.key", "--output", target)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    shutil.copy(tmp_path / "vendor.pub", keys)
+    return Vendor(keys, signed)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def staged(daemon: Daemon, path: Path) -> str:
+    daemon.gemctl("model", "stage", path, "--name", "pilot")
+    return digest_of(path)
+
+
+def test_only_signed_versions_serve_by_a_command(
+    broker: Broker, vendor: Vendor, versions: tuple[Path, Path]
+) -> None:
+    """What is not signed is refused over MQTT and taken on the device, as its store allows."""
+    models = {"keys_dir": str(vendor.keys), "signature": "preferred"}
+    with started(broker, {"require_signed": True}, models=models) as daemon:
+        connected(daemon)
+        daemon.replace(versions[0], name="pilot")
+        settled(daemon)
+        plain, good = staged(daemon, versions[1]), staged(daemon, vendor.signed[1])
+        refused = ask(broker, "model.replace", name="pilot", digest=plain)["error"]
+        assert refused["code"] == "refused"
+        for part in (f"pilot {plain[:12]}: signature: none", "require_signed is on", "own gemctl"):
+            assert part in refused["message"]
+        assert ask(broker, "stats")["result"]["digest"] == digest_of(versions[0])
+        assert daemon.call("daemon.info")["mqtt"]["commands"]["signature"] == 1
+        assert daemon.events("mqtt.refused")[-1]["reason"] == "signature"
+
+        reply = ask(broker, "model.replace", name="pilot", digest=good[:12])
+        assert reply["result"]["digest"] == good
+        settled(daemon)
+        # every other way to let a version serve: the one before is not signed
+        assert "signature: none" in ask(broker, "model.rollback", name="pilot")["error"]["message"]
+        assert "result" in ask(broker, "model.disable", name="pilot")
+        assert "result" in ask(broker, "model.enable", name="pilot")
+        assert "result" in ask(broker, "model.unload", name="pilot")
+        assert "result" in ask(broker, "model.switch", name="pilot")
+        daemon.gemctl("model", "rollback", "pilot")  # on the device it may
+        settled(daemon)
+        assert daemon.call("stats")["digest"] == digest_of(versions[0])
+        for verb in ("model.switch", "model.load", "model.enable"):
+            assert ask(broker, verb, name="pilot")["error"]["code"] == "refused", verb
+        daemon.replace(versions[1], name="pilot")
+        settled(daemon)
+        assert daemon.call("stats")["digest"] == plain
+        assert ask(broker, "model.rollback", name="nobody")["error"]["code"] == "not_found"
+        missing = ask(broker, "model.replace", name="pilot", digest="0" * 12)["error"]
+        assert missing["code"] == "not_found"
+
+        # a key that is trusted no longer counts at once, also for what was verified before
+        assert staged(daemon, vendor.signed[1]) == good
+        vendor.forget()
+        again = ask(broker, "model.replace", name="pilot", digest=good)["error"]
+        assert again["code"] == "refused"
+        assert "put its .pub file there to trust it" in again["message"]
+        keys = next(c for c in daemon.call("doctor")["checks"] if c["name"] == "keys")
+        assert keys["level"] == "warn"
+        assert "no .pub file" in keys["text"]
+
+
+def test_a_signature_that_does_not_hold(
+    broker: Broker, vendor: Vendor, versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """With a store that checks nothing, the broker's commands are still held to signatures."""
+    models = {"keys_dir": str(vendor.keys), "signature": "off"}
+    data = bytearray(vendor.signed[1].read_bytes())
+    data[SIGNATURE_AT] ^= 1
+    changed = tmp_path / "changed.gembin"
+    changed.write_bytes(data)
+    with started(broker, {"require_signed": True}, models=models) as daemon:
+        connected(daemon)
+        daemon.replace(vendor.signed[0], name="pilot")
+        settled(daemon)
+        bad = staged(daemon, changed)
+        refused = ask(broker, "model.replace", name="pilot", digest=bad)["error"]
+        assert refused["code"] == "refused"
+        assert "signature: invalid" in refused["message"]
+        assert daemon.call("stats")["digest"] == digest_of(vendor.signed[0])
 
 
 def test_a_broker_that_dies_changes_nothing(

@@ -198,5 +198,5 @@ def test_options_of_a_command_get_the_same_sentences() -> None:
 
 def test_what_needs_a_restart() -> None:
     old = Config()
-    new = config.parse("[mqtt]\nwrite = false\n[throttle]\ntemp_c = 70\n", Path("x"))
-    assert config.restart_needed(old, new) == ["mqtt.write"]
+    new = config.parse("[mqtt]\nrequire_signed = true\n[throttle]\ntemp_c = 70\n", Path("x"))
+    assert config.restart_needed(old, new) == ["mqtt.require_signed"]
