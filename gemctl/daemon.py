@@ -37,7 +37,7 @@ from gemctl.core import slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.mqtt.signed import SignedOnly
-from gemctl.notify import notify, watchdog_s
+from gemctl.notify import given_socket, notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
 from gemctl.serve.models import Models, Pace
@@ -96,6 +96,8 @@ class Daemon:
         self.bridge: Any = None
         self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []
+        self.place = str(config.daemon.socket)  # where it listens in fact
+        self.activated = False  # its socket is systemd's
         self.reloading: asyncio.Future[None] | None = None
 
     def log(self, line: str) -> None:
@@ -116,7 +118,10 @@ class Daemon:
         self.models.state = boot.state
         for line in boot.warnings:
             self.warn(line)
-        sock = server.listen(self.config.daemon)
+        given = given_socket()
+        self.activated = given is not None
+        sock = server.listen(self.config.daemon) if given is None else given
+        self.place = str(sock.getsockname())
         doors = server.Doors(self.check_attach, self.attach)
         front = server.Server(sock, self.config.daemon, self.api, doors)
         jobs: list[Coroutine[Any, Any, None]] = [
@@ -142,7 +147,7 @@ class Daemon:
         tasks = [asyncio.create_task(self._guard(job)) for job in jobs]
         tasks += [asyncio.create_task(self._guard(job, optional=True)) for job in extras]
         notify("READY=1", "STATUS=listening")
-        self.log(f"listens on {self.config.daemon.socket}")
+        self.log(f"listens on {self.place}{', given by systemd' if self.activated else ''}")
         loading = asyncio.create_task(self._boot(boot))
         await self.stop.wait()
         notify("STOPPING=1")
@@ -176,10 +181,10 @@ class Daemon:
         self.sensors.close()
         self.state_file.close()
         self.store.close()
-        os.close(self._lock)
-        if "LISTEN_FDS" not in os.environ:  # systemd's own stays
+        if not self.activated:  # systemd's own stays: who comes now is answered by the next daemon
             with contextlib.suppress(OSError):
                 self.config.daemon.socket.unlink()
+        os.close(self._lock)  # last: from here on another daemon may make the same socket
         self.log("ended")
 
     async def _boot(self, boot: Boot) -> None:
@@ -410,7 +415,7 @@ class Daemon:
             "pid": os.getpid(),
             "uptime_s": round(time.time() - self.started, 1),
             "config": str(self.path) if self.path else None,
-            "socket": str(self.config.daemon.socket),
+            "socket": self.place,
             "state": str(self.config.daemon.state),
             "state_bytes_written": self.state_file.bytes_written,
             "rss_bytes": _rss(),

@@ -290,21 +290,8 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _given_by_systemd() -> socket.socket | None:
-    """The socket of gemctl.socket, where systemd started us through it."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
-        return None
-    sock = socket.socket(fileno=3)
-    os.set_inheritable(3, False)
-    sock.setblocking(False)
-    return sock
-
-
 def listen(config: DaemonConfig) -> socket.socket:
     """The listening socket, 0660 for the read group. Raises ApiError: in use, or no such folder."""
-    given = _given_by_systemd()
-    if given is not None:
-        return given
     path = config.socket
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from gemctl.config import Config
 
 UNITS = Path(__file__).resolve().parents[2] / "gemctl" / "units"
 NAMES = ("gemctld", "gemctl-powerd")
+FILES = ("gemctld.service", "gemctl-powerd.service", "gemctl.socket")
 PATIENCE_S = 60.0
 
 
@@ -32,10 +33,10 @@ def tool(name: str) -> str:
     return found
 
 
-def unit(name: str) -> dict[str, list[str]]:
+def unit(name: str, kind: str = "service") -> dict[str, list[str]]:
     """All keys of a unit, each with its values."""
     found: dict[str, list[str]] = {}
-    for line in (UNITS / f"{name}.service").read_text("utf-8").splitlines():
+    for line in (UNITS / f"{name}.{kind}").read_text("utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
             key, value = line.split("=", 1)
             found.setdefault(key, []).append(value)
@@ -53,13 +54,17 @@ def analyze() -> str:
     return tool("systemd-analyze")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_units_are_understood(name: str, analyze: str, tmp_path: Path) -> None:
-    """No unknown key, no unknown value; the commands are another machine's, so /bin/true is."""
-    text = (UNITS / f"{name}.service").read_text("utf-8")
-    copy = tmp_path / f"{name}.service"
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.M))
-    done = run(analyze, "verify", "--man=no", str(copy))
+@pytest.mark.parametrize("names", [*([name] for name in FILES[:2]), FILES])
+def test_units_are_understood(names: Sequence[str], analyze: str, tmp_path: Path) -> None:
+    """No unknown key, no unknown value; the commands are another machine's, so /bin/true is.
+
+    The socket is checked beside the service that it is for; each service also alone.
+    """
+    for name in names:
+        text = (UNITS / name).read_text("utf-8")
+        text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.M)
+        (tmp_path / name).write_text(text)
+    done = run(analyze, "verify", "--man=no", *(str(tmp_path / name) for name in names))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -88,8 +93,8 @@ def test_keys_newer_than_debian_12_are_not_used() -> None:
         "SurviveFinalKillSignal", "DelegateSubgroup", "RestartMode", "ImportCredential",
         "PrivatePIDs", "ProtectHostname=private", "MemoryPressureWatch",
     }  # fmt: skip
-    for path in UNITS.glob("*.service"):
-        text = path.read_text("utf-8")
+    for name in FILES:
+        text = (UNITS / name).read_text("utf-8")
         assert not [word for word in later if word in text]
 
 
@@ -131,6 +136,22 @@ def test_the_helper_s_unit() -> None:
     assert group == Config().daemon.write_group
     assert f"--group {group}" in one["ExecStart"]
     assert unit("gemctld")["SupplementaryGroups"] == [group]
+
+
+def test_the_socket_s_unit() -> None:
+    """It is the configuration's socket, in a directory that a stop of the daemon leaves alone."""
+    found = unit("gemctl", "socket")
+    assert all(len(values) == 1 for values in found.values()), "the daemon takes one socket"
+    one = {key: values[0] for key, values in found.items()}
+    config = Config().daemon
+    assert one["ListenStream"] == str(config.socket)
+    assert one["SocketGroup"] == config.read_group
+    assert one["SocketMode"] == "0660"
+    assert one["Service"] == "gemctld.service"
+    service = unit("gemctld")
+    assert service["RuntimeDirectoryPreserve"] == ["yes"], "the socket would go with the daemon"
+    assert "Sockets" not in service, "the daemon starts without the socket too"
+    assert "Requires" not in service
 
 
 def test_commands_are_the_project_s() -> None:
@@ -287,7 +308,9 @@ def test_filters_let_through_what_is_needed(analyze: str) -> None:
 
 
 def test_units_are_plain_ini() -> None:
-    for name in NAMES:
+    assert {path.name for path in UNITS.glob("*.s*") if path.is_file()} == set(FILES)
+    for name in FILES:
         parser = configparser.ConfigParser(strict=False, interpolation=None)
-        parser.read(UNITS / f"{name}.service")
-        assert parser.sections() == ["Unit", "Service", "Install"]
+        parser.read(UNITS / name)
+        middle = "Socket" if name.endswith(".socket") else "Service"
+        assert parser.sections() == ["Unit", middle, "Install"]
