@@ -36,14 +36,16 @@ def board_problem(hdf: dict[str, Any], boards: list[str], arch: str) -> str:
     wanted, identity = list(hdf.get("compatible", [])), str(hdf.get("id", "?"))
     if identity.startswith("generic-") or not wanted:
         return ""
-    here = boards[0] if boards else arch
-    other_arch = str(hdf.get("target", {}).get("arch", arch)) != arch
-    if other_arch or (boards and not set(wanted) & set(boards)):
-        return (
-            f"HDF version mismatch: built for {identity}, this is {here}; rebuild with the right "
-            "--target, or set models.allow_foreign_board"
-        )
-    return ""
+    built, here = identity, boards[0] if boards else arch
+    there = str(hdf.get("target", {}).get("arch", arch))
+    if there != arch:
+        built, here = f"{identity} ({there})", arch
+    elif not boards or set(wanted) & set(boards):
+        return ""
+    return (
+        f"HDF version mismatch: built for {built}, this is {here}; rebuild with the right "
+        "--target, or set models.allow_foreign_board"
+    )
 
 
 def _facts(artifact: Artifact, signature: sign.Verdict, warnings: list[str]) -> dict[str, Any]:

@@ -2,60 +2,62 @@
 
 The engine's failures that no file can cause (it crashes, hangs, never gets ready) come from a
 wrapper around the real gemrun, which misbehaves for the digests that a test names.
+GEM_CANDIDATES=N: so many damaged files, and a twentieth of that of every other kind; -rP shows how
+many of each were refused by which word.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
+import shutil
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon import OPTIONS, Daemon, answer_of, gemrun_path, settled
-from fuzz.mutate import find, reseal, section_range
+from candidates import (
+    ARCH,
+    DAMAGED,
+    FORGED,
+    OTHER_ARCH,
+    WORKERS,
+    Wrapped,
+    damaged,
+    digest_of,
+    forged,
+    hdf,
+    wrong_vector,
+)
+from daemon import OPTIONS, Daemon, answer_of, settled, wait_for
 from gemctl.client import Refused
 from gemctl.serve.artifact import declared
-from gemrun.format.reader import read_artifact
-from gemrun.format.spec import TestVector, size_of
+from gemctl.store import state
+from gemctl.store.state import StateFile
+from gemmake import signing
 
 PROMPT = "abc"
-WRAPPER = """#!/bin/sh
-for kind in {kinds}; do
-  if grep -q "$(basename "$1" .gembin)" "{folder}/$kind" 2>/dev/null; then
-    case $kind in
-      crash) kill -9 $$ ;;
-      exit) exit 3 ;;
-      hang) exec sleep 1000 ;;
-      garbage) exec sh -c 'printf "\\377\\377\\377\\377garbage" >&'"$3"'; sleep 1000' ;;
-    esac
-  fi
-done
-exec {program} "$@"
-"""
-KINDS = ("crash", "exit", "hang", "garbage")
-
-
-class Wrapped:
-    """A gemrun that misbehaves for the digests in files named by the kind."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / "gemrun-wrapped"
-        text = WRAPPER.format(kinds=" ".join(KINDS), folder=folder, program=gemrun_path())
-        self.path.write_text(text, encoding="utf-8")
-        self.path.chmod(0o755)
-
-    def misbehave(self, kind: str, digest: str) -> None:
-        with (self.folder / kind).open("a", encoding="utf-8") as stream:
-            stream.write(digest + "\n")
+SEED = 11
+COUNT = int(os.environ.get("GEM_CANDIDATES", "40"))  # of damaged files
+EACH = max(1, COUNT // 20)  # of every other kind
+# By what word each kind is refused.
+FAULTS = {
+    "vectors": {"refused"},
+    "board": {"refused"},
+    "instructions": {"refused"},
+    "layout": {"layout"},
+    "memory": {"no_memory"},
+    "crash": {"failed"},
+    "exit": {"failed"},
+    "hang": {"timeout"},
+    "garbage": {"failed", "timeout"},
+}
+STALE = ("gone", "spent", "cut", "crash", "known")  # trials that are of no use at a start
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +66,6 @@ def larger(tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., P
     options = [*OPTIONS]
     options[3] = "128"
     return artifact_cache(tiny_checkpoint("qwen3", seed=1), *options)
-
-
-def digest_of(path: Path) -> str:
-    """The store's name of a version."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -108,53 +105,214 @@ class Asking:
         self._thread.join()
 
 
-def damaged(data: bytes, kind: str, rng: random.Random) -> bytes:
-    """A file of a faulty kind."""
-    at = rng.randrange(len(data))
-    if kind == "cut":
-        return data[:at]
-    if kind == "longer":
-        return data + rng.randbytes(1 + at % 5000)
-    if kind == "bit":
-        return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
-    if kind == "zeros":
-        return data[:at] + bytes(min(4096, len(data) - at)) + data[at + 4096 :]
-    if kind == "noise":
-        return rng.randbytes(len(data))
-    return b"" if kind == "empty" else data[: 256 + at % 512]
+def refusal(daemon: Daemon, path: Path, **params: Any) -> str:
+    """The word by which a candidate is refused."""
+    with pytest.raises(Refused) as error:
+        daemon.replace(path, name="pilot", **params)
+    return str(error.value.code)
+
+
+def said(counts: Counter[tuple[str, str]]) -> str:
+    """Counts for a person: `cut 6 refused, ..`."""
+    return ", ".join(f"{kind} {n} {code}" for (kind, code), n in sorted(counts.items()))
 
 
 def test_damaged_files_are_refused_and_disturb_nobody(
     versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    seed, count = 11, int(os.environ.get("GEM_CANDIDATES", "40"))
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     data = versions[1].read_bytes()
-    kinds = ("cut", "longer", "bit", "zeros", "noise", "empty", "head")
-    wanted = answer_of(versions[0], PROMPT)
-    refused: dict[str, int] = {}
-    with serving(versions) as daemon, Asking(daemon, wanted) as asking:
+    counts: Counter[tuple[str, str]] = Counter()
+    with serving(versions) as daemon, Asking(daemon, answer_of(versions[0], PROMPT)) as asking:
         before = daemon.call("model.status", name="pilot")["digest"]
-        for number in range(count):
-            path = tmp_path / "candidate"
-            made = damaged(data, kinds[number % len(kinds)], rng)
+        for number in range(COUNT):
+            path, kind = tmp_path / "candidate", DAMAGED[number % len(DAMAGED)]
+            made = damaged(data, kind, rng)
             if made == data:
                 continue
             path.write_bytes(made)
-            with pytest.raises(Refused) as error:
-                daemon.replace(path, name="pilot")
-            assert error.value.code in ("refused", "layout", "no_memory"), str(error.value)
-            refused[error.value.code] = refused.get(error.value.code, 0) + 1
+            code = refusal(daemon, path)
+            assert code in ("refused", "layout", "no_memory"), kind
+            counts[kind, code] += 1
         assert daemon.call("model.status", name="pilot")["digest"] == before
         assert len(daemon.workers()) == 1
         versions_left = daemon.call("model.status", name="pilot")["versions"]
-    print(f"{count} damaged candidates (seed {seed}): {refused}; {asking.answers} answers beside")
+    print(f"damaged (seed {SEED}): {said(counts)}; {asking.answers} answers beside")
     assert not asking.wrong
     assert asking.answers > 0
-    assert versions_left <= 2 + count  # they wait for the collection after the next good one
+    assert versions_left <= 2 + COUNT  # they wait for the collection after the next good one
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture(scope="module")
+def faulty(
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    larger: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Sound artifacts that are wrong for this machine, by kind; this machine is acme,gate-2."""
+    model, boards = tiny_checkpoint("qwen3", seed=1), tmp_path_factory.mktemp("boards")
+    targets = {"board": ("gate-1", ARCH), "instructions": ("gate-2", OTHER_ARCH)}
+    made = {
+        kind: artifact_cache(model, *OPTIONS, "--target", str(hdf(boards, *target)))
+        for kind, target in targets.items()
+    }
+    return {
+        **made,
+        "layout": larger,
+        "memory": artifact_cache(model, "--quantization", "int8", *OPTIONS[2:]),
+    }
+
+
+def gate_2(root: Path) -> Path:
+    """What this machine says of itself (a stand-in for /proc and /sys)."""
+    tree = root / "proc" / "device-tree"
+    tree.mkdir(parents=True)
+    (tree / "compatible").write_bytes(b"acme,gate-2\0acme,gate\0")
+    shutil.copy("/proc/meminfo", root / "proc" / "meminfo")
+    return root
+
+
+def test_every_other_fault_is_refused_by_its_word(
+    versions: tuple[Path, Path], faulty: dict[str, Path], tmp_path: Path
+) -> None:
+    wrapped = Wrapped(tmp_path)
+    size, more = (declared(path).ram_total for path in (versions[1], faulty["memory"]))
+    assert size < more
+    tables: dict[str, dict[str, Any]] = {
+        "models": {"memory_most_bytes": size + (size + more) // 2, "probation_s": 0.2},
+        "worker": {"program": str(wrapped.path), "start_timeout_s": 2.0},
+        "sensors": {"sysfs_root": str(gate_2(tmp_path / "root"))},
+    }
+    counts: Counter[tuple[str, str]] = Counter()
+    with serving(versions, **tables) as daemon:
+        with Asking(daemon, answer_of(versions[0], PROMPT)) as asking:
+            for kind, number in ((k, n) for n in range(EACH) for k in FAULTS):
+                path = faulty.get(kind, versions[1])
+                if kind == "vectors":
+                    path = tmp_path / "candidate"
+                    path.write_bytes(wrong_vector(versions[1], number % 64))
+                if kind in WORKERS:
+                    wrapped.misbehave(kind, path)
+                code = refusal(daemon, path)
+                wrapped.behave()
+                assert code in FAULTS[kind], kind
+                counts[kind, code] += 1
+            assert len(daemon.workers()) == 1
+        assert not asking.wrong
+        texts = [event["text"] for event in daemon.events("replace.failed")]
+        assert any("built for gate-1, this is acme,gate-2" in text for text in texts)
+        assert any(f"built for gate-2 ({OTHER_ARCH}), this is {ARCH}" in text for text in texts)
+        daemon.replace(versions[1], name="pilot")  # the way is free for a good one
+        assert daemon.ask(PROMPT)["text"] == answer_of(versions[1], PROMPT)
+    print(f"faults: {said(counts)}; {asking.answers} answers beside")
+
+
+def test_what_the_board_refuses_is_sound_otherwise(
+    versions: tuple[Path, Path], faulty: dict[str, Path], tmp_path: Path
+) -> None:
+    models = {"allow_foreign_board": True, "probation_s": 0.2}
+    sensors = {"sysfs_root": str(gate_2(tmp_path / "root"))}
+    with serving(versions, models=models, sensors=sensors) as daemon:
+        for kind in ("board", "instructions"):
+            daemon.replace(faulty[kind], name="pilot")
+            settled(daemon)
+            assert daemon.ask(PROMPT)["text"] == answer_of(versions[1], PROMPT)
+
+
+def test_forged_signatures_are_refused_where_one_is_required(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)
+    keys, path = tmp_path / "keys", tmp_path / "candidate"
+    keys.mkdir()
+    for name in ("vendor", "stranger"):
+        signing.keygen(tmp_path / name)
+    shutil.copy(tmp_path / "vendor.pub", keys)
+    first, second = tmp_path / "first.gembin", tmp_path / "second.gembin"
+    for plain, signed in zip(versions, (first, second), strict=True):
+        signing.sign(plain, tmp_path / "vendor.key", signed)
+    signing.sign(versions[1], tmp_path / "stranger.key", tmp_path / "stranger.gembin")
+    parts = [file.read_bytes() for file in (versions[1], second, first)]
+    counts: Counter[tuple[str, str]] = Counter()
+    models = {"signature": "required", "keys_dir": str(keys), "probation_s": 0.2}
+    with serving((first, second), models=models) as daemon:
+        with Asking(daemon, answer_of(versions[0], PROMPT)) as asking:
+            for kind in FORGED * EACH:
+                strange = (tmp_path / "stranger.gembin").read_bytes()
+                path.write_bytes(strange if kind == "stranger" else forged(kind, *parts, rng))
+                code = refusal(daemon, path)
+                assert code == "refused", kind
+                counts[kind, code] += 1
+        assert not asking.wrong
+        assert all("signature" in e["text"] for e in daemon.events("replace.failed"))
+        daemon.replace(second, name="pilot")  # the way is free for a good one
+        assert daemon.ask(PROMPT)["text"] == answer_of(versions[1], PROMPT)
+    print(f"signatures: {said(counts)}; {asking.answers} answers beside")
+
+
+def test_a_stale_trial_gives_way_to_the_good_version(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A start finds a probation of a version that is gone, that was loaded at too many starts, is
+    cut short, crashes, or was found bad."""
+    wrapped = Wrapped(tmp_path)
+    good, tried = (digest_of(path) for path in versions)
+    counts: Counter[tuple[str, str]] = Counter()
+    with serving(versions, worker={"program": str(wrapped.path)}) as daemon:
+        stored = daemon.folder / "state" / "models" / "pilot" / f"{tried}.gembin"
+        for kind in STALE * EACH:
+            with contextlib.suppress(Refused):  # nothing is bad yet
+                daemon.call("model.clear", name="pilot")
+            stage(daemon, versions[1])
+            assert stored.is_file()
+            if kind == "known":
+                take_back(daemon, versions[1])
+            daemon.stop()
+            prepare(kind, stored, wrapped, versions[1])
+            begin_trial(daemon, tried, tries=0 if kind == "spent" else state.TRIES)
+            daemon.start()
+            wait_for(lambda: daemon.call("model.status", name="pilot")["state"] == "serving")
+            found = settled(daemon)
+            assert found["digest"] == good, kind
+            assert daemon.events("probation.bad"), kind
+            assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
+            with StateFile(daemon.folder / "state") as file:
+                assert file.load().state.trial is None, kind
+            wrapped.behave()
+            counts[kind, "dropped"] += 1
+    print(f"stale trials: {said(counts)}")
+
+
+def stage(daemon: Daemon, path: Path) -> None:
+    """Into the store, not tried."""
+    with path.open("rb") as file:
+        daemon.call("model.stage", file.fileno(), name="pilot")
+
+
+def take_back(daemon: Daemon, path: Path) -> None:
+    """Let a version be found bad: an operator goes back in its probation."""
+    daemon.replace(path, name="pilot")
+    daemon.call("model.rollback", name="pilot")
+
+
+def prepare(kind: str, stored: Path, wrapped: Wrapped, path: Path) -> None:
+    """What became of a version while no daemon ran."""
+    if kind == "gone":
+        stored.unlink()
+    if kind == "cut":
+        os.truncate(stored, stored.stat().st_size // 2)
+    if kind == "crash":
+        wrapped.misbehave("crash", path)
+
+
+def begin_trial(daemon: Daemon, digest: str, tries: int) -> None:
+    """As a daemon that was killed in a probation leaves it."""
+    with StateFile(daemon.folder / "state") as file:
+        file.save(state.begin_trial(file.load().state, "pilot", digest, tries), urgent=True)
+
+
+@pytest.mark.parametrize("kind", WORKERS)
 def test_a_worker_that_misbehaves_costs_only_itself(
     kind: str, versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -162,7 +320,7 @@ def test_a_worker_that_misbehaves_costs_only_itself(
     wanted = answer_of(versions[0], PROMPT)
     worker = {"program": str(wrapped.path), "start_timeout_s": 1.5}
     with serving(versions, worker=worker) as daemon:
-        wrapped.misbehave(kind, digest_of(versions[1]))
+        wrapped.misbehave(kind, versions[1])
         with Asking(daemon, wanted) as asking, pytest.raises(Refused) as error:
             daemon.replace(versions[1], name="pilot")
         assert error.value.code in ("failed", "timeout"), str(error.value)
@@ -176,13 +334,8 @@ def test_a_candidate_with_wrong_answers_is_refused(
     versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Sound by every checksum, but a stored test vector says otherwise."""
-    with read_artifact(versions[1]) as artifact:
-        vector = replace(artifact.tests[0], digest=artifact.tests[0].digest ^ 1)
-    image = bytearray(versions[1].read_bytes())
-    start, _ = section_range(image, find(image, "TEST")) or (0, 0)
-    image[start : start + size_of(TestVector)] = vector.pack()
     path = tmp_path / "wrong.gembin"
-    path.write_bytes(reseal(image))
+    path.write_bytes(wrong_vector(versions[1]))
     wanted = answer_of(versions[0], PROMPT)
     with serving(versions) as daemon, Asking(daemon, wanted) as asking:
         with pytest.raises(Refused) as error:
@@ -249,7 +402,7 @@ def test_a_serial_replacement_that_fails_brings_the_old_one_back(
     wrapped = Wrapped(tmp_path)
     wanted = answer_of(versions[0], PROMPT)
     with serving(versions, **one_at_a_time(versions, wrapped)) as daemon:
-        wrapped.misbehave("crash", digest_of(versions[1]))
+        wrapped.misbehave("crash", versions[1])
         with Asking(daemon, wanted) as asking, pytest.raises(Refused):
             daemon.replace(versions[1], name="pilot", serial=True)
         assert not asking.wrong  # they waited
@@ -263,13 +416,13 @@ def test_where_the_old_one_does_not_come_back_either_a_load_helps(
     wrapped = Wrapped(tmp_path)
     with serving(versions, **one_at_a_time(versions, wrapped)) as daemon:
         for path in versions:
-            wrapped.misbehave("exit", digest_of(path))
+            wrapped.misbehave("exit", path)
         with pytest.raises(Refused):
             daemon.replace(versions[1], name="pilot", serial=True)
         with pytest.raises(Refused, match="gemctl model load pilot"):
             daemon.ask(PROMPT)
         assert not daemon.workers()
-        (tmp_path / "exit").unlink()
+        wrapped.behave()
         daemon.gemctl("model", "load", "pilot")
         assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
 
