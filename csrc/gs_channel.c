@@ -19,8 +19,8 @@
 #include "gs_json.h"
 
 #define MS 1000000
-enum { NAME = 65, MESSAGES = 64, STOPS = 8, EXIT_BROKEN = 8, HELLO_MS = 5000, SEND_S = 10,
-       RETRY_MS = 250, RETRY_MOST_MS = 2000, AWAY_MS = 10000 };
+enum { NAME = 65, MESSAGES = 64, STOPS = 8, BANS = 256, EXIT_BROKEN = 8, HELLO_MS = 5000,
+       SEND_S = 10, RETRY_MS = 250, RETRY_MOST_MS = 2000, AWAY_MS = 10000 };
 
 typedef struct gs_frame { /* a frame, and what was read in it */
     gs_json json;
@@ -172,6 +172,7 @@ static const struct field {
 typedef struct job { /* a request as the engine takes it; strings lie in the job's frame */
     gs_channel *c;
     const char *prompt, *stops[STOPS];
+    uint32_t bans[BANS];
     gemrun_message messages[MESSAGES];
     size_t count;
     gemrun_request q;
@@ -236,6 +237,19 @@ static const char *take_stops(job *j, const gs_json *json, const gs_value *list)
     return NULL;
 }
 
+static const char *take_bans(job *j, const gs_json *json, const gs_value *list)
+{
+    if (list->kind != GS_ARRAY)
+        return "banned: no list of up to 256 token ids";
+    for (const gs_value *v = gs_first(json, list); v; v = gs_next(json, v)) {
+        if (!v->is_whole || v->whole > UINT32_MAX || j->q.banned_count == BANS)
+            return "banned: no list of up to 256 token ids";
+        j->bans[j->q.banned_count++] = (uint32_t)v->whole;
+    }
+    j->q.banned = j->bans;
+    return NULL;
+}
+
 /* The request in a frame; what is not in it keeps the artifact's default. Returns what is wrong,
  * or NULL. */
 static const char *take_request(job *j, const gs_frame *f)
@@ -249,7 +263,9 @@ static const char *take_request(job *j, const gs_frame *f)
     j->q.seed_set = gs_get(json, json->values, "seed") != NULL;
     const gs_value *stop = gs_get(json, json->values, "stop");
     const gs_value *messages = gs_get(json, json->values, "messages");
+    const gs_value *banned = gs_get(json, json->values, "banned");
     const char *wrong = stop ? take_stops(j, json, stop) : NULL;
+    wrong = wrong || !banned ? wrong : take_bans(j, json, banned);
     j->prompt = text_of(f, "prompt");
     if (!wrong && !j->prompt == !messages)
         return "prompt: one of prompt and messages is needed";

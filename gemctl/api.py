@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gemctl import wording
 from gemctl.config import Celsius, Mode
 from gemctl.core import policy
 from gemctl.errors import ApiError
@@ -48,6 +49,7 @@ Text = Annotated[str, Field(max_length=200_000), AfterValidator(_plain)]
 Prompt = Annotated[str, Field(max_length=4096), AfterValidator(_plain)]
 Source = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)]
+Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 AUDITED = ("name", "digest", "mode", "temp_c", "duty", "for_s", "pinned", "priority", "on")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
 
@@ -146,6 +148,7 @@ class GenerateParams(Params):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
     stop: Annotated[list[Stop], Field(max_length=8)] = []
+    banned: Annotated[list[Token], Field(max_length=256)] | None = None
     ignore_stop_ids: bool = False
     speculate: Annotated[int, Field(ge=0, le=6)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
@@ -161,7 +164,7 @@ class GenerateParams(Params):
     def fields(self) -> dict[str, Any]:
         """What the engine is told: only what was given."""
         kept = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-        more = ("repetition_penalty", "ignore_stop_ids", "speculate", "stop")
+        more = ("repetition_penalty", "ignore_stop_ids", "speculate", "stop", "banned")
         made = {key: getattr(self, key) for key in (*kept, *more)}
         if self.messages is not None:
             made["messages"] = [{"role": m.role, "text": m.text} for m in self.messages]
@@ -191,11 +194,11 @@ class Method:
     audit: bool = True
 
 
-def _sentence(method: str, error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "params"
-    what = str(first["msg"]).removeprefix("Value error, ")
-    return f"{method}: {place}: {what}; see PROTOCOL.md"
+def _sentence(method: str, params: type[Params], error: ValidationError) -> str:
+    """The first mistake; a name that is none comes first, for the one that is missing is meant."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    return f"{method}: {wording.sentence(dict(first), params.model_json_schema())}"
 
 
 class Api:
@@ -225,14 +228,16 @@ class Api:
     ) -> dict[str, Any]:
         known = METHODS.get(method)
         if known is None:
-            raise ApiError("bad_request", f"{method[:64]}: no such method; see PROTOCOL.md")
+            remedy = wording.remedy(method, METHODS, "PROTOCOL.md has all of them")
+            raise ApiError("bad_request", f"{method[:64]}: no such method; {remedy}")
         if known.write and not caller.may_write:
             group = f"the group {self._daemon.config.daemon.write_group}"
             raise ApiError("forbidden", f"{method}: {caller.name} may only read; join {group}")
         try:
             checked = known.params.model_validate(dict(params))
         except ValidationError as error:
-            raise ApiError("bad_request", _sentence(method, error)) from None
+            sentence = _sentence(method, known.params, error)
+            raise ApiError("bad_request", sentence) from None
         if known.write and known.audit:
             told = {k: v for k, v in dict(params).items() if k in AUDITED and v is not None}
             self.hub.publish("audit", caller=caller.name, method=method, **told)
@@ -273,6 +278,7 @@ class Api:
         stored = name in models.store.names()
         versions = models.store.versions(name) if stored else None
         current = versions.current if versions is not None else None
+        left = replace.probation_left(models, model) if model is not None else None
         return {
             "name": name,
             "active": models.active == name,
@@ -282,6 +288,8 @@ class Api:
             "priority": model.priority if model is not None else 1,
             "memory_bytes": facts.ram_total if facts is not None else 0,
             "versions": len(versions.present) if versions is not None else 0,
+            "probation_left_s": left[0] if left is not None else None,
+            "probation_left_requests": left[1] if left is not None else None,
         }
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
@@ -377,7 +385,7 @@ class Api:
                 serial=p.serial,
                 prompt=p.warmup_prompt,
             )
-            return {"model": name, **report}
+            return {"model": name, "already": False, **report}
         finally:
             if isinstance(source, int):
                 os.close(source)
@@ -513,10 +521,18 @@ class Api:
         return {"last": last}
 
     async def throttle_get(self, p: NoParams, call: Call) -> dict[str, Any]:
-        return self._daemon.throttle.describe()
+        return self._throttle()
 
     async def throttle_set(self, p: ThrottleParams, call: Call) -> dict[str, Any]:
-        return await self._daemon.throttle.set(**p.model_dump())
+        await self._daemon.throttle.set(**p.model_dump())
+        return self._throttle()
+
+    def _throttle(self) -> dict[str, Any]:
+        """The throttle, and why its threshold is another than the one that was asked for."""
+        settings = self._daemon.throttle.settings()
+        note = policy.threshold_note(settings)
+        found = self._daemon.throttle.describe()
+        return {**found, "asked_c": settings.temp_c, "threshold_note": note}
 
     async def calibrate_thermal(self, p: NoParams, call: Call) -> dict[str, Any]:
         return await self._daemon.throttle.calibrate(call.tell)

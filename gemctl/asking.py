@@ -1,7 +1,8 @@
-"""What gemctl's commands do between the line and the daemon: one session, questions, answers.
+"""What gemctl's commands do between the line and the daemon.
 
 Heavy modules (pydantic for the configuration, MQTT for the fleet) are imported by the commands that
-need them, never at the top.
+need them, never at the top. Everything here raises Refused, which the command tells and turns into
+its exit code.
 """
 
 from __future__ import annotations
@@ -11,137 +12,28 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
-from gemctl.client import Client, Refused, socket_path
-from gemctl.errors import EXIT_CODES
+from gemctl.client import Refused
+from gemctl.codes import EXIT_CODES
+from gemctl.session import Session, given
+from gemctl.show import render
 
-Show = Callable[[dict[str, Any]], str]
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-TIMEOUT_S = 600.0  # a replacement of a large model on a slow disk
-
-
-@dataclass
-class Session:
-    """One run of the command: where the daemon is, and how answers are shown."""
-
-    socket: str
-    json: bool = False
-    auto_reset: bool | None = None
-    external: str | None = None
-
-    def client(self) -> Client:
-        """A new connection."""
-        try:
-            return Client(self.socket, TIMEOUT_S)
-        except Refused as error:
-            fail(error)
-
-    def ask(self, method: str, fd: int | None = None, **params: Any) -> dict[str, Any]:
-        """The result of a method; parameters that are None are left out."""
-        given = {key: value for key, value in params.items() if value is not None}
-        with self.client() as client:
-            try:
-                return client.call(method, given, None, fd)
-            except Refused as error:
-                fail(error)
-
-    def apply(self) -> None:
-        """The options that may stand anywhere, before the command itself."""
-        if self.auto_reset is not None:
-            self.ask("kv.auto_reset", on=self.auto_reset)
-        if self.external is not None:
-            self.ask("throttle.set", external=[self.external] if self.external else [])
-
-    def show(self, found: dict[str, Any], text: Show) -> None:
-        """Print an answer, as text or as JSON."""
-        click.echo(json.dumps(found) if self.json else text(found))
-
-    def say(self, line: str) -> None:
-        """A line for people, on stderr."""
-        click.echo(line, err=True)
-
-    def stream(self, method: str, text: Show, **params: Any) -> None:
-        """Print events as they come."""
-        given = {key: value for key, value in params.items() if value is not None}
-        with self.client() as client:
-            try:
-                client.call(method, given, lambda event: self.show(event, text))
-            except Refused as error:
-                fail(error)
-            except KeyboardInterrupt:  # the usual end of following
-                return
-
-    def watch(
-        self, method: str, part: Show, text: Show, fd: int | None = None, **params: Any
-    ) -> None:
-        """Show the parts of a long action on stderr, then its result."""
-        given = {key: value for key, value in params.items() if value is not None}
-        with self.client() as client:
-            try:
-                found = client.call(
-                    method, given, None if self.json else lambda e: self.say(part(e)), fd
-                )
-            except Refused as error:
-                fail(error)
-        self.show(found, text)
-
-
-def fail(error: Refused) -> NoReturn:
-    """One sentence on stderr, and the exit code of its word."""
-    click.echo(f"gemctl: {error}", err=True)
-    raise SystemExit(EXIT_CODES.get(error.code, 8))
+WAIT_LOOK_S = 0.25  # between two looks at a probation
+WAIT_TELL_S = 10.0  # between two lines about it, where stderr is no terminal
+Values = dict[str, Any]
 
 
 def wrong(sentence: str) -> NoReturn:
     """A line that cannot be understood."""
-    fail(Refused("bad_request", sentence))
+    raise Refused("bad_request", sentence)
 
 
-def take_options(args: Sequence[str]) -> tuple[Session, list[str]]:
-    """The session that the line describes, and the line without what describes it."""
-    rest: list[str] = []
-    values: dict[str, str | None] = {"--socket": None, "--external-temp-sensor": None}
-    flags = {"--json": False}
-    reset: bool | None = None
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            rest += [word, *words]
-            break
-        name, equals, value = word.partition("=")
-        if name in values:
-            if not equals and not words:
-                wrong(f"{name}: its value is missing; see gemctl --help")
-            values[name] = value if equals else words.pop(0)
-        elif word in flags:
-            flags[word] = True
-        elif word in ("--auto-reset-kv-cache", "--no-auto-reset-kv-cache"):
-            reset = not word.startswith("--no")
-        else:
-            rest.append(word)
-    if not rest and (reset is not None or values["--external-temp-sensor"] is not None):
-        rest = ["throttle"]  # what was changed is shown
-    session = Session(
-        socket_path(values["--socket"]), flags["--json"], reset, values["--external-temp-sensor"]
-    )
-    return session, rest
-
-
-def seconds_of(text: str | None) -> float | None:
-    """Seconds of a time such as 90s, 10m, 2h."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if match is None:
-        wrong(f"--for: {text}: is no time; use 90s, 10m or 2h")
-    return float(match[1]) * UNITS[match[2]]
+# ---- models ----
 
 
 def change_model(
@@ -149,120 +41,286 @@ def change_model(
     get_help: Callable[[], str],
     disable: bool,
     enable: bool,
+    name: str | None,
+    warmup_prompt: str | None,
+    **replacing: Any,
+) -> None:
+    """gemctl model --disable | --enable | --replace FILE."""
+    replaces = replacing["file"] is not None or replacing["digest"] is not None
+    if disable + enable + replaces > 1:
+        wrong("model: --disable, --enable and --replace exclude each other; give one of them")
+    if not replaces:
+        loose = ["--" + key.replace("_", "-") for key, value in replacing.items() if value]
+        loose += ["--warmup-prompt"] if warmup_prompt is not None and not enable else []
+        loose += ["--name"] if name is not None and not enable and not disable else []
+        if loose:
+            what = "--disable, --enable or --replace FILE"
+            wrong(f"model: {loose[0]} alone changes nothing; give it with {what}")
+    if disable:
+        disable_model(session, name)
+    elif enable:
+        enable_model(session, name, warmup_prompt)
+    elif replaces:
+        replace_model(session, name=name, warmup_prompt=warmup_prompt, **replacing)
+    else:
+        session.out(get_help())
+
+
+def refuse_loose(ctx: click.Context) -> None:
+    """Options of `gemctl model` itself that stand before one of its commands do nothing there."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if source is click.core.ParameterSource.COMMANDLINE:
+            option, word = param.opts[-1], ctx.invoked_subcommand
+            wrong(
+                f"model: {option} stands before the command {word} and does nothing there; put it "
+                f"behind, see gemctl model {word} --help"
+            )
+
+
+def disable_model(session: Session, name: str | None) -> None:
+    """gemctl model disable."""
+    session.show(session.ask("model.disable", name=name), render.disabled)
+
+
+def enable_model(session: Session, name: str | None, warmup_prompt: str | None) -> None:
+    """gemctl model enable."""
+    found = session.ask("model.enable", name=name, warmup_prompt=warmup_prompt)
+    session.show(found, render.done("ready"))
+
+
+def replace_model(
+    session: Session,
     file: str | None,
     digest: str | None,
     name: str | None,
-    warmup_prompt: str | None,
-    allow_layout_change: bool,
-    serial: bool,
+    wait: bool,
+    **more: Any,
 ) -> None:
-    """gemctl model --disable | --enable | --replace FILE."""
-    from gemctl.show import render
+    """gemctl model replace FILE, or a version of the store by its digest."""
+    if (file is None) == (digest is None):
+        wrong("model replace: give one of FILE and --digest")
+    fd = None if file is None else open_file(file)
+    name = name or (None if file is None else name_of(session, file))
+    found = session.watch("model.replace", render.phase, fd, name=name, digest=digest, **more)
+    finish(session, found, render.replaced, wait)
 
-    replacing = file is not None or digest is not None
-    if disable + enable + replacing > 1:
-        wrong("model: --disable, --enable and --replace exclude each other; give one of them")
-    if disable:
-        session.show(session.ask("model.disable", name=name), render.disabled)
-    elif enable:
-        found = session.ask("model.enable", name=name, warmup_prompt=warmup_prompt)
-        session.show(found, render.done("ready"))
-    elif replacing:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC) if file is not None else None
-        session.watch(
-            "model.replace",
-            render.phase,
-            render.replaced,
-            fd,
-            name=name or (name_of(session, file) if file is not None else None),
-            digest=digest,
-            warmup_prompt=warmup_prompt,
-            allow_layout_change=allow_layout_change,
-            serial=serial,
-        )
-    else:
-        click.echo(get_help())
+
+def roll_back(session: Session, name: str | None, wait: bool) -> None:
+    """gemctl model rollback."""
+    found = session.watch("model.rollback", render.phase, name=name)
+    finish(session, found, render.rolled_back, wait)
+
+
+def open_file(file: str) -> int:
+    """A descriptor, which the daemon is given."""
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        wrong(f"{file}: {error.strerror}; name a file that can be read")
 
 
 def stage(session: Session, file: str, name: str) -> None:
     """gemctl model stage FILE."""
-    from gemctl.show import render
-
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    session.watch("model.stage", render.phase, render.staged, fd, name=name)
+    found = session.watch("model.stage", render.phase, open_file(file), name=name)
+    session.show(found, render.staged)
 
 
 def name_of(session: Session, file: str) -> str | None:
     """For the first model of a device: a name made of the file's, where none is active."""
     if session.ask("stats")["model"] is not None:
         return None
-    stem = re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip("-._")[:64]
-    return stem or "model"
+    from pathlib import Path
+
+    return re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip("-._")[:64] or "model"
+
+
+# ---- a probation ----
+
+
+def finish(session: Session, found: Values, text: Callable[[Values], str], wait: bool) -> None:
+    """Show what was done; with `wait` after the end of its probation."""
+    if not wait or found.get("strategy") == "attached":  # a program tries it by itself
+        session.show(found, text)
+        return
+    if not session.json:
+        session.show(found, text)
+    status = wait_for_probation(session, found["model"], found["digest"])
+    if session.json:
+        session.show({**found, "probation": "passed"}, text)
+    else:
+        session.show(status, render.passed)
+
+
+def wait_for_probation(session: Session, model: str, digest: str) -> Values:
+    """The model's status once a version has passed. Raises Refused where it was rolled back."""
+    ticker = Ticker(session)
+    try:
+        while (found := session.ask("model.status", name=model))["on_probation"]:
+            ticker.tell(render.probation(found))
+            time.sleep(WAIT_LOOK_S)
+    except KeyboardInterrupt:
+        what = f"{model}: its probation goes on without you"
+        raise Refused("cancelled", f"{what}; see gemctl model status {model}") from None
+    finally:
+        ticker.end()
+    why = failure_of(found, digest)
+    if why is not None:
+        raise why
+    return found
+
+
+def failure_of(status: Values, digest: str) -> Refused | None:
+    """Why a version has not passed its probation; None where it has."""
+    name, short = status["name"], digest[:12]
+    reasons = [bad["reason"] for bad in status["bad"] if bad["digest"] == digest]
+    if reasons:
+        what = f"{name}: {short} was rolled back: {reasons[0]}"
+        return Refused("failed", f"{what}; see gemctl events")
+    if status["digest"] != digest:
+        return Refused("failed", f"{name}: {short} serves no longer; see gemctl events")
+    if status["current"] == digest:
+        return None
+    if status["state"] != "serving":
+        what = f"{name}: is {status['state']}, its probation is not over"
+        return Refused("conflict", f"{what}; it goes on when {short} serves again")
+    what = f"{name}: {short} passed, but that could not be written down"
+    return Refused("failed", f"{what}; see gemctl events and gemctl doctor")
+
+
+class Ticker:
+    """One line on stderr that changes; a new line now and then where that is no terminal."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._width = 0
+        self._told = -WAIT_TELL_S
+
+    def tell(self, line: str) -> None:
+        """Show a line in place of the last one."""
+        if self._terminal:
+            self._session.say(f"\r{line.ljust(self._width)}", end="")
+            self._width = len(line)
+        elif time.monotonic() - self._told >= WAIT_TELL_S:
+            self._session.say(line)
+            self._told = time.monotonic()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._width:
+            self._session.say("")
+            self._width = 0
+
+
+# ---- generate ----
+
+
+def prompt_of(session: Session, words: tuple[str, ...]) -> str:
+    """The prompt: several words are joined, - is stdin."""
+    if not words:
+        wrong('generate: no prompt; give it in quotes: gemctl generate "Where is dock 4?"')
+    if len(words) > 1 and "-" in words:
+        wrong("generate: - reads the prompt from stdin; give it alone")
+    if len(words) > 1 and any(len(word.split()) > 1 for word in words):
+        wrong("generate: a prompt in quotes and more words; quote all of it, or use --model NAME")
+    text = read_stdin(session) if words == ("-",) else " ".join(words)
+    if not text.strip():
+        what = "stdin was empty" if words == ("-",) else "the prompt is empty"
+        wrong(f"generate: {what}; ask something")
+    return text
+
+
+def read_stdin(session: Session) -> str:
+    """All of stdin; who types is told how it ends."""
+    if sys.stdin is None:
+        return ""
+    if sys.stdin.isatty():
+        session.say("reading the prompt from the terminal; Ctrl-D on a line of its own ends it")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        wrong("generate: stdin is no UTF-8; convert it with iconv")
+    except OSError as error:
+        wrong(f"generate: stdin: {error.strerror}; give the prompt in quotes")
 
 
 def generate(
     session: Session,
-    prompt: str,
-    name: str | None,
+    prompt: tuple[str, ...],
     chat: bool,
     system: str | None,
     stop: tuple[str, ...],
-    **given: Any,
+    ban: tuple[int, ...],
+    ignore_eos: bool,
+    **more: Any,
 ) -> None:
     """gemctl generate: the text as it comes; with --json one object at the end."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    params: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    text = prompt_of(session, prompt)
+    params = given(more)
     if stop:
         params["stop"] = list(stop)
-    if name is not None:
-        params["model"] = name
+    if ban:
+        params["banned"] = list(ban)
+    if ignore_eos:
+        params["ignore_stop_ids"] = True
     messages = [{"role": "system", "text": system}] if system is not None else []
     if chat or system is not None:
         params["messages"] = [*messages, {"role": "user", "text": text}]
     else:
         params["prompt"] = text
 
-    def show(event: dict[str, Any]) -> None:
+    def show(event: Values) -> None:
         if not session.json and "text" in event:
-            click.echo(event["text"], nl=False)
+            session.out(event["text"], end="")
 
     with session.client() as client:
-        try:
-            found = client.call("generate", {**params, "stream": not session.json}, show)
-        except Refused as error:
-            fail(error)
-    click.echo(json.dumps(found) if session.json else "")
+        found = client.call("generate", {**params, "stream": not session.json}, show)
+    session.show(found, lambda _: "")
 
 
-def throttle(
-    session: Session,
-    lasting: str | None,
-    reset: bool,
-    **given: Any,
-) -> None:
+# ---- the throttle ----
+
+
+def throttle(session: Session, reset: bool, **changes: Any) -> None:
     """gemctl throttle."""
-    from gemctl.show import render
-
-    changes = {key: value for key, value in given.items() if value is not None}
-    for_s = seconds_of(lasting)
-    if for_s is not None:
-        changes["for_s"] = for_s
+    asked = given(changes)
     if reset:
-        changes["reset"] = True
-    found = session.ask("throttle.set", **changes) if changes else session.ask("throttle.get")
+        asked["reset"] = True
+    if list(asked) == ["for_s"]:
+        wrong("throttle: --for alone changes nothing; give it with --temp, --mode or --duty")
+    found = session.ask("throttle.set", **asked) if asked else session.ask("throttle.get")
     session.show(found, render.throttle)
 
 
-def write_bundle(found: dict[str, Any], output: str) -> None:
-    """Readable by people: it is looked through before it is sent."""
+# ---- the daemon's files ----
+
+
+def bundle(session: Session, output: str) -> None:
+    """gemctl bundle: readable by people, who look through it before it is sent."""
+    from pathlib import Path
+
+    found = session.ask("bundle")
+    path = Path(output).absolute()
     try:
-        Path(output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        wrong(f"{output}: {error.strerror}; name another file with --output")
+        wrong(f"{path}: {error.strerror}; name another file with --output")
+    session.show({"path": str(path)}, render.bundled)
 
 
-def check_config(path: str) -> dict[str, Any]:
+def doctor(session: Session) -> None:
+    """gemctl doctor; exit code 8 where something is bad."""
+    found = session.ask("doctor")
+    session.show(found, render.doctor)
+    if any(check["level"] == "bad" for check in found["checks"]):
+        raise SystemExit(EXIT_CODES["failed"])
+
+
+def check_config(path: str) -> Values:
     """Read a configuration file as the daemon would."""
+    from pathlib import Path
+
     from gemctl import config
     from gemctl.errors import ApiError
 
@@ -280,115 +338,94 @@ def config_schema() -> str:
     return json.dumps(Config.model_json_schema(), indent=1)
 
 
-def completion_script(main: click.Command, shell: str) -> str:
-    """Click's script for a shell."""
-    from click.shell_completion import get_completion_class
-
-    found = get_completion_class(shell)
-    if found is None:
-        wrong(f"{shell}: no completion for it; use bash or zsh")
-    return found(main, {}, "gemctl", "_GEMCTL_COMPLETE").source()
-
-
 # ---- many devices ----
 
 
 def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every fleet command: the broker and the devices."""
+    from gemctl import kinds
+
     options = [
         click.option("--host", default="localhost", show_default=True, help="of the broker"),
-        click.option("--port", type=click.IntRange(1, 65535), default=1883, show_default=True),
-        click.option("--username", default=""),
-        click.option("--password-file", type=click.Path(path_type=Path)),
-        click.option("--ca-file", type=click.Path(path_type=Path), help="TLS"),
+        click.option(
+            "--port", type=kinds.Number(1, 65535, whole=True), default=1883, show_default=True
+        ),
+        click.option("--username", default="", help="at the broker"),
+        click.option("--password-file", type=kinds.File(), help="its first line is the password"),
+        click.option("--ca-file", type=kinds.File(), help="who signed the broker's key: TLS"),
         click.option("--insecure", is_flag=True, help="plain text to another machine is fine"),
-        click.option("--site", default="site", show_default=True),
+        click.option("--site", default="site", show_default=True, help="first level of the topics"),
         click.option("--group", help="only devices of this group"),
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def broker(
-    host: str,
-    port: int,
-    username: str,
-    password_file: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
-    site: str,
-) -> Any:
+def broker(**options: Any) -> Any:
     """The broker of a fleet command, checked as the daemon's is."""
     from pydantic import ValidationError
 
     from gemctl.config import MqttConfig
+    from gemctl.config_words import of_options
 
     try:
-        return MqttConfig(
-            host=host,
-            port=port,
-            username=username,
-            password_file=password_file,
-            ca_file=ca_file,
-            insecure=insecure,
-            site=site,
-        )
+        return MqttConfig(**options)
     except ValidationError as error:
-        wrong(str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, "))
+        wrong(f"fleet: {of_options(error, MqttConfig)}")
 
 
-def fleet_status(session: Session, /, group: str | None, **given: Any) -> None:
+def fleet_status(session: Session, /, group: str | None, **options: Any) -> None:
     """gemctl fleet status."""
     import asyncio
     import dataclasses
 
     from gemctl import fleet
     from gemctl.errors import ApiError
-    from gemctl.show import render
 
     try:
-        found = asyncio.run(fleet.status(broker(**given), group or ""))
+        found = asyncio.run(fleet.status(broker(**options), group or ""))
     except ApiError as error:
-        fail(Refused(error.code, error.message))
+        raise Refused(error.code, error.message) from None
     session.show({"devices": [dataclasses.asdict(one) for one in found]}, render.devices)
 
 
 def fleet_rollout(
     session: Session,
     /,
-    name: str,
-    digest: str,
     percent: float,
     then: tuple[float, ...],
+    group: str | None,
+    name: str,
+    digest: str,
     max_bad: int,
     timeout_s: float,
-    group: str | None,
-    **given: Any,
+    skip_unready: bool,
+    **options: Any,
 ) -> None:
-    """gemctl fleet rollout; exit code 8 where it halted."""
+    """gemctl fleet rollout; exit code 8 where it halted, 10 where it did not begin."""
     import asyncio
     import dataclasses
 
     from gemctl import fleet
     from gemctl.errors import ApiError
-    from gemctl.show import render
+    from gemctl.fleet import text
 
-    options = fleet.RolloutOptions(
-        broker=broker(**given),
+    wanted = fleet.RolloutOptions(
+        broker=broker(**options),
         name=name,
         digest=digest,
         percents=(percent, *then),
         group=group or "",
         max_bad=max_bad,
         timeout_s=timeout_s,
+        skip_unready=skip_unready,
     )
     try:
         result = asyncio.run(
-            fleet.rollout(options, lambda p: session.say(render.progress(dataclasses.asdict(p))))
+            fleet.rollout(wanted, lambda p: session.say(text.progress(dataclasses.asdict(p))))
         )
     except ApiError as error:
-        fail(Refused(error.code, error.message))
-    session.show(dataclasses.asdict(result), render.rollout)
-    if not result.rows:
-        raise SystemExit(EXIT_CODES["not_found"])
-    if result.action == "halt":
-        raise SystemExit(EXIT_CODES["failed"])
+        raise Refused(error.code, error.message) from None
+    found = {**dataclasses.asdict(result), "counts": result.counts}
+    session.show(found, text.refused if result.action == "refused" else text.rollout)
+    if result.action != "done":
+        raise SystemExit(EXIT_CODES["conflict" if result.action == "refused" else "failed"])

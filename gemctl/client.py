@@ -9,12 +9,17 @@ import contextlib
 import json
 import os
 import socket
-import struct
-from collections.abc import Callable
-from typing import Any
+
+from gemctl.codes import RETRYABLE
+
+TYPE_CHECKING = False  # typing itself would take a tenth of the command's time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 DEFAULT_SOCKET = "/run/gemctl/gemctl.sock"
 LINE_MOST = 1 << 22
+_PARTS = ("event", "error", "result")
 
 
 class Refused(Exception):
@@ -23,6 +28,10 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the protocol has it."""
+        return {"code": self.code, "message": str(self), "retryable": self.code in RETRYABLE}
 
 
 def socket_path(given: str | None) -> str:
@@ -40,11 +49,7 @@ class Client:
             self._sock.connect(path)
         except OSError as error:
             self._sock.close()
-            if isinstance(error, PermissionError):
-                reason = f"{path}: you may not; join the group gemctl, or ask its administrator"
-                raise Refused("forbidden", reason) from None
-            reason = f"{path}: {error.strerror or error}; start gemctld, or name its --socket"
-            raise Refused("unreachable", reason) from None
+            raise _no_daemon(path, error) from None
         self._buffer = b""
 
     def __enter__(self) -> Client:
@@ -65,30 +70,38 @@ class Client:
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have refused us, and said why
                 self._send(line.encode("utf-8", "replace") + b"\n", fd)
-            while True:
-                reply = json.loads(self._line())
-                if "event" in reply:
-                    if on_event is not None:
-                        on_event(reply["event"])
-                elif "error" in reply:
-                    raise Refused(reply["error"]["code"], reply["error"]["message"])
-                else:
-                    result: dict[str, Any] = reply["result"]
-                    return result
+            while "event" in (reply := self._reply()):
+                if on_event is not None:
+                    on_event(reply["event"])
         except TimeoutError:
             raise Refused("timeout", f"{method}: no answer in time; try again") from None
         except OSError as error:
             what = f"connection: {error.strerror or error}"
             reason = f"{what}; gemctld has ended; start it, and ask again"
             raise Refused("unreachable", reason) from None
+        if "error" in reply:
+            raise Refused(reply["error"]["code"], reply["error"]["message"])
+        result: dict[str, Any] = reply["result"]
+        return result
 
     def _send(self, data: bytes, fd: int | None) -> None:
         if fd is None:
             self._sock.sendall(data)
             return
+        import struct
+
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
         sent = self._sock.sendmsg([data], rights)
         self._sock.sendall(data[sent:])
+
+    def _reply(self) -> dict[str, Any]:
+        """The next line as an object. Raises Refused where no gemctld wrote it."""
+        with contextlib.suppress(ValueError, TypeError):
+            reply = json.loads(self._line())
+            known: dict[str, Any] = {key: reply[key] for key in _PARTS if key in reply}
+            if known:
+                return known
+        raise Refused("internal", "connection: no gemctld answers there; name its --socket")
 
     def _line(self) -> bytes:
         while b"\n" not in self._buffer:
@@ -98,3 +111,14 @@ class Client:
             self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+
+def _no_daemon(path: str, error: OSError) -> Refused:
+    """Why a connection could not be made, and what helps."""
+    if isinstance(error, PermissionError):
+        reason = f"{path}: you may not; use sudo, or join the group gemctl and log in again"
+        return Refused("forbidden", reason)
+    if isinstance(error, (TimeoutError, BlockingIOError)):  # too many wait before us
+        return Refused("timeout", f"{path}: gemctld takes no connection; see its log")
+    reason = f"{path}: no daemon ({error.strerror or error}); start gemctld, or name its --socket"
+    return Refused("unreachable", reason)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gemctl.codes import EXIT_CODES, RETRYABLE
+
+__all__ = ["EXIT_CODES", "RETRYABLE", "ApiError", "Code"]
+
 Code = Literal[
     "bad_request",  # not understood: a field is missing, of another type, out of range
     "forbidden",  # the caller may not do this
@@ -22,24 +26,6 @@ Code = Literal[
     "cancelled",  # ended by a cancel, a drain or a shutdown
     "internal",  # a fault of the daemon
 ]
-
-EXIT_CODES: dict[str, int] = {
-    "bad_request": 2,
-    "unreachable": 3,
-    "refused": 4,
-    "layout": 4,
-    "no_memory": 5,
-    "not_found": 6,
-    "forbidden": 7,
-    "failed": 8,
-    "internal": 8,
-    "busy": 9,
-    "timeout": 9,
-    "conflict": 10,
-    "no_space": 11,
-    "cancelled": 130,
-}
-RETRYABLE = frozenset({"busy", "timeout", "cancelled"})
 
 
 class ApiError(Exception):

@@ -27,6 +27,7 @@ from gemctl import waiting
 from gemctl.config import DaemonConfig
 from gemctl.errors import ApiError
 from gemctl.service import Caller, Service
+from gemctl.wording import remedy
 
 LINE_MOST = 1 << 18  # bytes of a request
 FDS_MOST = 1
@@ -35,6 +36,7 @@ LINE_S = 10.0  # from a line's first byte to its end
 GONE_LOOK_S = 0.1
 SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
+KEYS = ("v", "id", "method", "params")  # of a request
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,20 @@ def _refuse_constant(word: str) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key stands twice")
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key {key[:64]!a} stands twice")
+        made[key] = value
     return made
+
+
+def _no_json(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos + 1}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 at byte {error.start + 1}"
+    return "too many objects inside each other" if isinstance(error, RecursionError) else str(error)
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -63,22 +75,36 @@ def parse_line(line: bytes) -> dict[str, Any]:
             line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
         )
     except (ValueError, RecursionError) as error:
-        raise ApiError("bad_request", f"request: no JSON: {error}; see PROTOCOL.md") from None
+        what = f"request: no JSON: {_no_json(error)}; send one object a line"
+        raise ApiError("bad_request", what) from None
     if not isinstance(request, dict):
         raise ApiError("bad_request", "request: no object; see PROTOCOL.md")
-    unknown = set(request) - {"v", "id", "method", "params"}
-    if unknown:
-        raise ApiError("bad_request", f"request: {sorted(unknown)[0]} is unknown; leave it out")
+    for key in request:
+        if key not in KEYS:
+            sentence = f"request: {key[:64]!a} is unknown; {remedy(key, KEYS)}"
+            raise Misread(sentence, request)
     if request.get("v", VERSION) != VERSION:
-        raise ApiError("bad_request", f"request: version {request['v']}; this daemon speaks 1")
-    number, method = request.get("id"), request.get("method")
-    if not isinstance(number, str) or not 0 < len(number) <= 64:
-        raise ApiError("bad_request", "request: id is no text of 1 to 64 characters; set it")
-    if not isinstance(method, str):
-        raise ApiError("bad_request", "request: method is no text; name one of PROTOCOL.md")
+        what = f"request: version {str(request['v'])[:20]}"
+        raise Misread(f"{what}; this daemon speaks {VERSION}", request)
+    if not _is_id(request.get("id")):
+        raise Misread("request: 'id' is no text of 1 to 64 characters; set it", request)
+    if not isinstance(request.get("method"), str):
+        raise Misread("request: 'method' is no text; name one of PROTOCOL.md", request)
     if not isinstance(request.get("params", {}), dict):
-        raise ApiError("bad_request", "request: params is no object; leave it out, or give one")
+        raise Misread("request: 'params' is no object; leave it out, or give one", request)
     return request
+
+
+class Misread(ApiError):
+    """A request that is no good one. `number`: its id, or "" where that is none either."""
+
+    def __init__(self, message: str, request: dict[str, Any]) -> None:
+        super().__init__("bad_request", message)
+        self.number = str(request["id"]) if _is_id(request.get("id")) else ""
+
+
+def _is_id(number: object) -> bool:
+    return isinstance(number, str) and 0 < len(number) <= 64
 
 
 def _group(name: str) -> int | None:
@@ -202,7 +228,7 @@ class Connection:
             request = parse_line(line)
         except ApiError as error:
             _close_all(fds)
-            return await self._error("", error)
+            return await self._error(error.number if isinstance(error, Misread) else "", error)
         if request["method"] == "attach":
             _close_all(fds)
             return await self._hand_over(request)

@@ -22,6 +22,8 @@ import click
 
 CANCELLED = 130  # Ctrl-C
 NEAR_MOST = 3  # commands and options that are suggested
+NEAR = 0.6  # of difflib's ratio: less is not alike
+NEAR_BEST = 0.08  # and so far behind the best one is not meant
 
 
 class Unwritten(BaseException):
@@ -168,14 +170,17 @@ def did_you_mean(near: Iterable[str]) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> list[str]:
-    """Those of `words` that look like `word`; of "a b" the last part counts as well."""
-    import difflib
+    """Those of `words` that look most like `word`, best first; of "a b" the last part counts."""
+    from difflib import SequenceMatcher
 
-    every = list(dict.fromkeys(words))
-    exact = [one for one in every if one.split()[-1] == word]
-    alike = difflib.get_close_matches(word, every, NEAR_MOST)
-    last = [one for one in every if difflib.get_close_matches(word, one.split()[-1:], 1)]
-    return list(dict.fromkeys([*exact, *alike, *last]))[:NEAR_MOST]
+    def alike(one: str) -> float:
+        parts = {one, one.split()[-1]}
+        return max(SequenceMatcher(None, word, part).ratio() for part in parts)
+
+    found = [(alike(one), one) for one in dict.fromkeys(words)]
+    least = max(NEAR, max((ratio for ratio, _ in found), default=0.0) - NEAR_BEST)
+    near = sorted((pair for pair in found if pair[0] >= least), key=lambda pair: -pair[0])
+    return [one for _, one in near[:NEAR_MOST]]
 
 
 class Command(_Ended, click.Command):

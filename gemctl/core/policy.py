@@ -3,6 +3,7 @@
 admit, plan_replace    may a model be loaded; beside the one that serves, or in its place
 order, admit_request   which request is next; can a new one meet its deadline
 Silicon                what a frequency cap does to power and speed
+threshold_note         why the throttle's threshold is not the one that was asked for
 decide_rollout         next stage of a staged rollout, or halt
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+
+from gemctl.core import throttle
 
 MIB = 1 << 20
 RAM_FRACTION = 0.65
@@ -262,18 +265,43 @@ class Silicon:
         return 1.0 / (1.0 - compute_share + compute_share / min(1.0, cap))
 
 
+# Threshold.
+
+
+def threshold_note(settings: throttle.Settings) -> str:
+    """Why the threshold in force is not the one that was asked for; empty where it is."""
+    asked, in_force, mode = settings.temp_c, throttle.threshold(settings), settings.mode
+    if asked is None or asked == in_force:
+        return ""
+    if mode in ("off", "performance"):
+        what = "watches nothing" if mode == "off" else "leaves it to the kernel's own limit"
+        return f"{asked:g} C is kept, but the mode {mode} {what}"
+    why = []
+    passive, margin = settings.hw_passive_c, throttle.MARGIN_C
+    limits = [] if passive is None else [(passive - margin, f"{margin:g} C below the kernel's own")]
+    if mode == "aggressive" and settings.continuous_c is not None:
+        limits.append((settings.continuous_c, "the board's for continuous load"))
+    least, words = min(limits, default=(asked, ""))
+    if least < asked:
+        why.append(f"the limit here is {least:g} C, {words}")
+    if throttle.PROFILES[mode].lower_c:
+        why.append(f"the mode {mode} takes {throttle.PROFILES[mode].lower_c:g} C off")
+    return f"{asked:g} C was asked for, but {' and '.join(why)}"
+
+
 # Rollout.
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Devices of a rollout: each that was started is good, bad, lost or still at it."""
+    """Devices of a rollout: each that was started is good, bad, refused, lost or still at it."""
 
     total: int
     started: int = 0
     good: int = 0  # probation passed
-    bad: int = 0  # rolled back, or refused the file
+    bad: int = 0  # rolled back
     lost: int = 0  # not heard of for longer than the rollout waits
+    refused: int = 0  # did not take it
 
 
 @dataclass(frozen=True)
@@ -292,8 +320,9 @@ def decide_rollout(
     """Next step of a staged rollout; halts by itself.
 
     A stage is over when all of its devices are good, or lost within `lost_percent` of those
-    started. More than `bad_most` rollbacks, or more losses, halt: nothing is started any more, and
-    what was started ends by its own probation. The last stage is everything, named or not. Raises
+    started. More than `bad_most` rollbacks and refusals, or more losses, halt: nothing is started
+    any more, and what was started ends by its own probation. The last stage is everything, named or
+    not. Raises
     ValueError for percentages that do not ascend within 0..100, and counts that do not add up.
     """
     _check_rollout(percents, counts)
@@ -301,13 +330,13 @@ def decide_rollout(
     targets = [math.ceil(counts.total * percent / 100.0) for percent in stages]
     stage = next((i for i, n in enumerate(targets) if counts.started < n), len(targets) - 1)
     lost_most = counts.started * lost_percent / 100.0
-    if counts.bad > bad_most:
-        says = f"{counts.bad} of {counts.started} devices rolled back, {bad_most} allowed"
-        return Rollout("halt", 0, stage, f"rollout halted: {says}; look at their events")
+    if counts.bad + counts.refused > bad_most:
+        says = f"{_bad_words(counts)}, {bad_most} allowed"
+        return Rollout("halt", 0, stage, f"rollout halted: {says}; look at their reasons")
     if counts.lost > lost_most:
         says = f"{counts.lost} of {counts.started} devices fell silent, {lost_percent:g} % allowed"
         return Rollout("halt", 0, stage, f"rollout halted: {says}; look for them")
-    open_now = counts.started - counts.good - counts.bad - counts.lost
+    open_now = counts.started - counts.good - counts.bad - counts.refused - counts.lost
     if counts.started >= counts.total and not open_now:
         return Rollout("done", 0, stage, f"rollout done: {counts.good} of {counts.total} good")
     # Devices of an earlier, unfinished start of the same stage are made up for before any wait.
@@ -320,10 +349,17 @@ def decide_rollout(
     return Rollout("start", more, stage, says)
 
 
+def _bad_words(counts: Counts) -> str:
+    devices = f"of {counts.started} devices"
+    rolled_back = f"{counts.bad} {devices} rolled back" if counts.bad else ""
+    refused = f"{counts.refused} {devices} refused the version" if counts.refused else ""
+    return " and ".join(filter(None, (rolled_back, refused)))
+
+
 def _check_rollout(percents: Sequence[float], counts: Counts) -> None:
     ascending = all(a < b for a, b in pairwise(percents))
     if not percents or not ascending or percents[0] <= 0.0 or percents[-1] > 100.0:
         raise ValueError("rollout: percentages must ascend within 0..100; for example 5 50 100")
-    ended = counts.good + counts.bad + counts.lost
-    if min(counts.good, counts.bad, counts.lost) < 0 or not ended <= counts.started <= counts.total:
+    ends = (counts.good, counts.bad, counts.refused, counts.lost)
+    if min(ends) < 0 or not sum(ends) <= counts.started <= counts.total:
         raise ValueError(f"rollout: {counts} does not add up; count every device once")

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +32,7 @@ from gemctl.serve import artifact, hooks
 from gemctl.serve.models import Models
 from gemctl.serve.slot import Model, Slot, found_bad
 from gemctl.store.copying import Pace as CopyPace
+from gemctl.store.copying import digest_of, source_of
 from gemctl.store.state import begin_trial, end_trial, with_model
 
 PROBATION_LOOK_S = 0.2
@@ -138,10 +141,7 @@ async def replace(
 ) -> dict[str, Any]:
     """The whole of it but staging. Raises ApiError; then the old version serves as before."""
     models, model = r.models, r.model
-    slot = models.new_slot(model.name, digest)
-    if model.current is not None and model.current.digest == digest and model.current.loaded:
-        raise ApiError("conflict", f"{model.name}: {digest[:12]} serves already; nothing to do")
-    model.candidate = slot
+    slot = model.candidate = models.new_slot(model.name, digest)
     text = models.config.models.warmup_prompt if prompt is None else prompt
     stopped: Slot | None = None
     try:
@@ -273,12 +273,37 @@ def _report(r: Replacement, strategy: str) -> dict[str, Any]:
 # ---- probation ----
 
 
+@dataclass(frozen=True)
+class Ends:
+    """When a probation is over, if no fault comes first: whichever is reached earlier."""
+
+    until: float  # of the models' clock
+    answers: int
+
+
+_ends: weakref.WeakKeyDictionary[Slot, Ends] = weakref.WeakKeyDictionary()
+
+
+def _begin(r: Replacement, slot: Slot) -> None:
+    limits = r.models.config.models
+    until = r.models.clock() + limits.probation_s
+    _ends[slot] = Ends(until, max(limits.probation_requests, 1))
+    r.model.probation = asyncio.create_task(_probation(r, slot))
+
+
+def probation_left(models: Models, model: Model) -> tuple[float, int] | None:
+    """Seconds and answers until the version that serves has passed; None without a probation."""
+    ends = _ends.get(model.current) if model.current is not None else None
+    if model.probation is None or model.current is None or ends is None:
+        return None
+    seconds = max(0.0, ends.until - models.clock())
+    return round(seconds, 1), max(0, ends.answers - model.current.answers)
+
+
 async def watch_probation(r: Replacement, slot: Slot) -> str:
     """Until enough answers or time without a fault, or a fault: which one, or nothing."""
-    models = r.models
-    limits = models.config.models
-    until = models.clock() + limits.probation_s
-    while models.clock() < until and slot.answers < max(limits.probation_requests, 1):
+    models, ends = r.models, _ends[slot]
+    while models.clock() < ends.until and slot.answers < ends.answers:
         fault = _fault_of(slot)
         if fault:
             return fault
@@ -388,11 +413,13 @@ async def run(
     Raises ApiError; the version that serves is then untouched.
     """
     with models.changing(model, "a replacement"):
-        if model.probation is not None:
-            raise ApiError("conflict", f"{model.name}: a version is on probation; wait for its end")
         r = Replacement(models, model, tell, allow_layout_change, serial)
         r.begin()
+        if model.probation is not None and not await _is_tried(models, model, source):
+            raise _on_probation(models, model)
         digest = await stage(r, source) if isinstance(source, int) else source
+        if model.current is not None and model.current.digest == digest and model.current.loaded:
+            return _already(r, model.current)
         found = models.store.versions(model.name)
         if digest not in {version.digest for version in found.present}:
             raise ApiError("not_found", f"{model.name}: no version {digest[:12]}; stage its file")
@@ -402,18 +429,51 @@ async def run(
         report = await replace(r, digest, prompt, probation=True)
         slot = model.current
         assert slot is not None
-        model.probation = asyncio.create_task(_probation(r, slot))
+        _begin(r, slot)
         models.want(model.name, enabled=True)
         if models.active is None and first:
             models.save(active=model.name)
     return report
 
 
+async def _is_tried(models: Models, model: Model, source: int | str) -> bool:
+    """Whether a file or a digest is the version that is on probation now."""
+    if isinstance(source, int):
+        size = source_of(source, models.config.models.size_most_bytes).st_size
+        pace = CopyPace(cancelled=models.stopping.is_set)
+        source = await asyncio.to_thread(digest_of, source, size, pace)
+    return model.current is not None and model.current.digest == source
+
+
+def _on_probation(models: Models, model: Model) -> ApiError:
+    left = probation_left(models, model)
+    what = f"{model.name}: another version is on probation"
+    more = f" for {math.ceil(left[0])} s, or {left[1]} more answers" if left is not None else ""
+    remedy = f"wait for its end, or gemctl model rollback {model.name}"
+    return ApiError("conflict", f"{what}{more}; {remedy}")
+
+
+def _already(r: Replacement, slot: Slot) -> dict[str, Any]:
+    """The answer where nothing has to be done."""
+    r.models.store.release(slot.name, slot.digest)  # it is in use, and was judged or will be
+    if slot.state != "serving":
+        raise ApiError("conflict", f"{slot.name}: this version is {slot.state}; wait for its end")
+    total = round((r.models.clock() - r.started) * 1e3, 3)
+    return {
+        "already": True,
+        "strategy": "none",
+        "phases_ms": dict(r.phases),
+        "flip_ms": 0.0,
+        "total_ms": total,
+        "digest": slot.digest,
+    }
+
+
 def begin_probation(models: Models, model: Model, slot: Slot) -> None:
     """A version whose probation was cut short, by an unload or a disable, serves again."""
     r = Replacement(models, model, _nobody)
     r.begin()
-    model.probation = asyncio.create_task(_probation(r, slot))
+    _begin(r, slot)
 
 
 async def _probation(r: Replacement, slot: Slot) -> None:
@@ -468,7 +528,8 @@ async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
             await models.end_probation(model)
             await roll_back(r, model.current, "asked for")
             await r.phase("flip")
-            return {"model": model.name, "phases_ms": r.phases}
+            digest = model.current.digest if model.current is not None else None
+            return {"model": model.name, "digest": digest, "phases_ms": r.phases}
         previous = models.store.versions(model.name).previous
         if previous is None:
             what = "no version before this one; gemctl model --replace FILE"
@@ -476,4 +537,4 @@ async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
         report = await replace(r, previous, None, probation=False)
         assert model.current is not None
         await keep(r, model.current)
-        return report
+        return {"model": model.name, **report}

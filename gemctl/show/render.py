@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # see session.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 EXIT_CODES = (
     "Exit: 0 done, 2 not understood, 3 no daemon, 4 refused, 5 memory, 6 not found, "
-    "7 forbidden, 8 failed, 9 busy or too late, 10 not in this state, 11 no room in the store."
+    "7 forbidden, 8 failed, 9 busy or too late, 10 not in this state, 11 no room in the store, "
+    "130 stopped."
 )
+# Units of the series of `stats --history`.
+UNITS = {
+    "temp_c": "C", "predicted_c": "C", "threshold_c": "C", "throttle_level": "level",
+    "duty": "of 1", "throughput_tps": "tokens/s", "tokens": "tokens", "power_w": "W",
+    "queued": "requests",
+}  # fmt: skip
 BLOCKS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "-"
 
@@ -24,8 +34,19 @@ def number(value: Any, unit: str = "", digits: int = 1) -> str:
 
 
 def mib(size: int | None) -> str:
-    """Bytes in MiB."""
-    return UNKNOWN if not size else f"{size / (1 << 20):.0f} MiB"
+    """Bytes in MiB; the few that are less than one in KiB."""
+    if not size:
+        return UNKNOWN
+    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / (1 << 10):.0f} KiB"
+
+
+def seconds(count: float) -> str:
+    """A time in its two largest units."""
+    whole = int(count)
+    for size, unit, small, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small} {below}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
 def table(rows: list[list[str]]) -> str:
@@ -35,11 +56,21 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def pairs(found: dict[str, Any]) -> str:
-    """A line a key."""
-    return table(
-        [[key, UNKNOWN if value is None else plain(value)] for key, value in found.items()]
-    )
+def info(found: dict[str, Any]) -> str:
+    """gemctl info."""
+    mqtt = found["mqtt"]
+    rows = [
+        ["gemctld", f"{found['version']}, process {found['pid']}, up {seconds(found['uptime_s'])}"],
+        ["configuration", found["config"] or "none; the defaults hold"],
+        ["socket", found["socket"]],
+        ["state", f"{found['state']}; {mib(found['state_bytes_written'])} written to it"],
+        ["memory", mib(found["rss_bytes"])],
+        ["machine", f"{found['machine']}, Python {found['python']}"],
+        ["throttle", f"{found['tick_ms']:.1f} ms for a look at the sensors"],
+        ["MQTT", "off" if mqtt is None else "connected" if mqtt["connected"] else mqtt["reason"]],
+        ["attached", ", ".join(found["attached"]) or "no program"],
+    ]  # fmt: skip
+    return table(rows)
 
 
 def sparkline(values: list[float | None], least: float, most: float) -> str:
@@ -80,12 +111,14 @@ def stats(found: dict[str, Any]) -> str:
 
 def history(found: dict[str, Any]) -> str:
     """gemctl stats --history: a line a series."""
-    rows = [["series", "least", "most", "newest", f"{found['step_s']} s a block, newest right"]]
+    blocks = f"{found['step_s']} s a block, newest right"
+    rows = [["series", "unit", "least", "most", "newest", blocks]]
     for name, values in found["series"].items():
         known = [value for value in values if value is not None]
         if known:
             line = sparkline(values[-60:], min(known), max(known))
-            rows.append([name, number(min(known)), number(max(known)), number(known[-1]), line])
+            figures = [number(value) for value in (min(known), max(known), known[-1])]
+            rows.append([name, UNITS.get(name, ""), *figures, line])
     return table(rows) if len(rows) > 1 else "nothing yet; try again in a minute"
 
 
@@ -118,12 +151,33 @@ def models(found: dict[str, Any]) -> str:
         return "no model yet; gemctl model --replace FILE.gembin"
     rows = [["", "name", "state", "version", "memory", "versions", "priority", ""]]
     for m in found["models"]:
-        note = "attached program" if m.get("attached") else "pinned" if m["pinned"] else ""
+        notes = ["attached program" if m.get("attached") else "pinned" if m["pinned"] else ""]
+        notes += [f"on probation, {left(m)}"] if m.get("probation_left_s") is not None else []
+        note = ", ".join(note for note in notes if note)
         mark = "*" if m["active"] else ""
         digest = (m["digest"] or UNKNOWN)[:12]
         row = [mark, m["name"], m["state"], digest, mib(m["memory_bytes"]), str(m["versions"])]
         rows.append([*row, str(m["priority"]), note])
     return table(rows) + "\n* answers when no model is named"
+
+
+def left(found: dict[str, Any]) -> str:
+    """What is left of a probation: whichever of the two comes first ends it."""
+    time_left, answers = found.get("probation_left_s"), found.get("probation_left_requests")
+    if time_left is None:
+        return "about to end"
+    more = f", or {answers} more answer{'s' if answers != 1 else ''}" if answers else ""
+    return f"{seconds(time_left)} left{more}"
+
+
+def probation(found: dict[str, Any]) -> str:
+    """While gemctl model replace --wait waits."""
+    return f"  {'probation':<10} {left(found)}"
+
+
+def passed(found: dict[str, Any]) -> str:
+    """gemctl model replace --wait, at its end."""
+    return f"{found['name']} {(found['digest'] or UNKNOWN)[:12]}: passed its probation"
 
 
 def model(found: dict[str, Any]) -> str:
@@ -133,7 +187,7 @@ def model(found: dict[str, Any]) -> str:
         ["name", found["name"] + (" (active)" if found["active"] else "")],
         ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
         ["version", (found["digest"] or UNKNOWN)[:12]
-         + (", on probation" if found["on_probation"] else "")],
+         + (f", on probation: {left(found)}" if found["on_probation"] else "")],
         ["memory", mib(found["memory_bytes"])],
         ["worker", f"pid {w['pid']}, {w['threads']} threads, {w['kernel']}, engine {w['version']}"
          if w else UNKNOWN],
@@ -190,14 +244,26 @@ def phase(found: dict[str, Any]) -> str:
 
 def replaced(found: dict[str, Any]) -> str:
     """gemctl model --replace."""
+    who = f"{found.get('model', '')} {(found['digest'] or UNKNOWN)[:12]}".strip()
+    if found.get("already"):
+        return f"{who}: serves already; nothing was changed"
     if "total_ms" not in found:
-        return "done; gemctl model status"
-    digest = (found["digest"] or UNKNOWN)[:12]
+        return f"{who}: the program answers with it now"
     return (
-        f"{found.get('model', '')} {digest}: answers now, {found['strategy']}; "
-        f"flip {found['flip_ms']:.1f} ms, all "
-        f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl events --follow"
+        f"{who}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
+        f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl model status"
     )
+
+
+def rolled_back(found: dict[str, Any]) -> str:
+    """gemctl model rollback."""
+    who = f"{found['model']} {(found.get('digest') or UNKNOWN)[:12]}"
+    return f"{who}: the version before answers now"
+
+
+def bundled(found: dict[str, Any]) -> str:
+    """gemctl bundle."""
+    return f"wrote {found['path']}; look through it before you send it"
 
 
 def throttle(found: dict[str, Any]) -> str:
@@ -205,7 +271,8 @@ def throttle(found: dict[str, Any]) -> str:
     cap = f"{found['cap'] * 100:.0f} % of the clock" if found["cap"] else "none"
     rows = [
         ["mode", found["mode"]],
-        ["threshold", number(found["threshold_c"], "C")],
+        ["threshold", number(found["threshold_c"], "C")
+         + (f"; {found['threshold_note']}" if found.get("threshold_note") else "")],
         ["temperature", f"{number(found['temp_c'], 'C')}, predicted "
          f"{number(found['predicted_c'], 'C')}"],
         ["level", f"{found['level']} ({found['rung']}); {found['reason']}"],

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from gemctl.asking import Session, fail
-from gemctl.client import Client, Refused
+from gemctl.client import Client
+from gemctl.session import Session
 from gemctl.show import render
 
 CLEAR, HOME, HIDE, SHOW = "\x1b[2J", "\x1b[H", "\x1b[?25l", "\x1b[?25h"
@@ -82,8 +82,6 @@ def run(session: Session, interval: float, once: bool) -> None:
                 click.echo(f"{HOME}{body}\x1b[K\x1b[J", nl=False)
                 if _quits(interval):
                     return
-        except Refused as error:
-            fail(error)
         except KeyboardInterrupt:
             return
         finally:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gemctl import asking
-from gemctl.cli import main
+from gemctl import kinds, session
+from gemctl.cli_commands import main
 from gemctl.show import render, top
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,9 +63,10 @@ STATS: dict[str, Any] = {
 def test_options_may_stand_anywhere(
     line: str, rest: list[str], json_: bool, reset: bool | None, external: str | None
 ) -> None:
-    session, found = asking.take_options(line.split())
-    assert (found, session.json) == (rest, json_)
-    assert (session.auto_reset, session.external) == (reset, external)
+    taken, found = session.take_options(line.split())
+    assert (found, taken.json) == (rest, json_)
+    assert (taken.auto_reset, taken.external) == (reset, external)
+    assert session.wants_json(line.split()) == json_
 
 
 def test_no_daemon_is_one_sentence_and_code_3(tmp_path: Path) -> None:
@@ -75,6 +75,9 @@ def test_no_daemon_is_one_sentence_and_code_3(tmp_path: Path) -> None:
         assert done.exit_code == 3, done.output
         assert "start gemctld" in done.output
         assert "Traceback" not in done.output
+        done = CliRunner().invoke(main, ["--json", "--socket", str(tmp_path / "none"), *words])
+        error = json.loads(done.output)["error"]
+        assert (done.exit_code, error["code"], error["retryable"]) == (3, "unreachable", False)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_a_wrong_line_is_code_2(words: list[str]) -> None:
     ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800)]
 )
 def test_times(text: str, seconds: float) -> None:
-    assert asking.seconds_of(text) == seconds
+    assert kinds.Span().convert(text, None, None) == seconds
 
 
 def test_configuration_is_checked_without_a_daemon(tmp_path: Path) -> None:
@@ -116,39 +119,62 @@ def test_configuration_is_checked_without_a_daemon(tmp_path: Path) -> None:
     assert "throttle" in schema["properties"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion(shell: str) -> None:
-    script = CliRunner().invoke(main, ["completion", shell]).output
-    assert "_GEMCTL_COMPLETE" in script
-    if shell == "bash":
-        subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+STARTS = """
+import sys
+from gemctl.cli import main
+before = set(sys.modules)
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+print(code, *sorted(sys.modules))
+"""
+HEAVY = {"pydantic", "asyncio", "aiomqtt", "gemctl.config", "ssl", "subprocess", "pathlib"}
+WITH_CLICK = {"click", "inspect", "dataclasses", "datetime", "uuid", "gemctl.cli_commands"}
 
 
-def test_completion_offers_the_commands() -> None:
-    environment = {**os.environ, "_GEMCTL_COMPLETE": "bash_complete", "COMP_WORDS": "gemctl mo",
-                   "COMP_CWORD": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+def imported(*words: str) -> set[str]:
+    """Modules that a line brought in, without a daemon."""
     done = subprocess.run(
-        [sys.executable, "-c", "from gemctl.cli import main; main(prog_name='gemctl')"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "plain,model" in done.stdout
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {STARTS}",
+         "--socket", "/nowhere", *words],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    code, *modules = done.stdout.splitlines()[-1].split()
+    assert code == "3"
+    return set(modules)
 
 
 def test_the_command_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, gemctl.cli; heavy = ('pydantic', 'asyncio', 'aiomqtt', 'gemctl.config'); "
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import gemctl.cli"], cwd=ROOT, check=True)
-    print(f"import of the command: {(time.monotonic() - began) * 1e3:.0f} ms")
+    """What a script asks every second needs no click, and nothing needs more than click."""
+    for words in (["stats"], ["stats", "--json"], ["model", "list"], ["throttle"], ["info"]):
+        assert not imported(*words) & (HEAVY | WITH_CLICK), words
+    for words in (["stats", "--history"], ["model", "switch", "a"], ["generate", "a"]):
+        assert not imported(*words) & HEAVY, words
+        assert "click.shell_completion" not in imported(*words)
+
+
+def processor_time(*command: str) -> float:
+    """The least of five runs, in ms."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return used * 1e3
+
+    return min(once() for _ in range(5))
+
+
+def test_the_time_of_a_question(tmp_path: Path) -> None:
+    """Against Python's own start and that of click, which no machine changes."""
+    place = ("-m", "gemctl.cli", "--socket", str(tmp_path / "none"))
+    empty, click = processor_time("-c", "pass"), processor_time("-c", "import click")
+    quick, whole = processor_time(*place, "stats"), processor_time(*place, "stats", "--history")
+    print(f"ms: stats {quick:.0f}, with click {whole:.0f}; pass {empty:.0f}, click {click:.0f}")
+    assert quick < click
+    assert whole < 2.5 * click
 
 
 def test_texts_for_people() -> None:

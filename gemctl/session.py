@@ -1,0 +1,160 @@
+"""One run of gemctl: where the daemon is, and how answers and errors are shown.
+
+Imports neither click nor typing: they would take longer than the whole of a question and its
+answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+from gemctl.client import Client, Refused, socket_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    Show = Callable[[dict[str, Any]], str]
+
+ANSWER_S = 30.0  # of a daemon that is well
+WORK_S = 3600.0  # without a word: the copy of a large model to a slow disk
+# Options that may stand anywhere in the line -> their value's name, and what they are for.
+ANYWHERE = {
+    "--socket": ("PATH", "of gemctld"),
+    "--json": ("", "print the answer as JSON"),
+    "--auto-reset-kv-cache": ("", "empty the KV cache after every answer"),
+    "--no-auto-reset-kv-cache": ("", "keep it between answers"),
+    "--external-temp-sensor": ("SOURCE", "one more sensor for the throttle"),
+}
+
+
+class Session:
+    """`changes` are what the options that may stand anywhere ask for: done before the command's own
+    question, and not at all where the line turns out to be wrong."""
+
+    def __init__(
+        self,
+        socket: str,
+        json: bool = False,
+        auto_reset: bool | None = None,
+        external: str | None = None,
+    ) -> None:
+        self.socket = socket
+        self.json = json
+        self.auto_reset = auto_reset
+        self.external = external
+        self.changes: list[tuple[str, dict[str, Any]]] = []
+        if auto_reset is not None:
+            self.changes.append(("kv.auto_reset", {"on": auto_reset}))
+        if external is not None:
+            self.changes.append(("throttle.set", {"external": [external] if external else []}))
+
+    def client(self, timeout_s: float | None = WORK_S) -> Client:
+        """A new connection. Raises Refused, as everything here that asks."""
+        self.apply()
+        return Client(self.socket, timeout_s)
+
+    def apply(self) -> None:
+        """Ask for the changes, once."""
+        while self.changes:
+            method, params = self.changes.pop(0)
+            self.ask(method, **params)
+
+    def ask(self, method: str, fd: int | None = None, **params: Any) -> dict[str, Any]:
+        """The result of a method; parameters that are None are left out."""
+        works = method.startswith("model.") and method not in ("model.list", "model.status")
+        with self.client(WORK_S if works else ANSWER_S) as client:
+            return client.call(method, given(params), None, fd)
+
+    def show(self, found: dict[str, Any], text: Show) -> None:
+        """Print an answer, as text or as JSON."""
+        self.out(json.dumps(found) if self.json else text(found))
+
+    def out(self, text: str, end: str = "\n") -> None:
+        """Onto stdout, at once."""
+        import click
+
+        click.echo(text + end, nl=False)
+
+    def say(self, line: str, end: str = "\n") -> None:
+        """For people, on stderr; nothing with --json."""
+        import click
+
+        if not self.json:
+            with contextlib.suppress(OSError):  # who does not listen changes nothing
+                click.echo(line + end, err=True, nl=False)
+
+    def stream(self, method: str, text: Show, **params: Any) -> None:
+        """Print events as they come, however long none comes."""
+        with self.client(None) as client:
+            try:
+                client.call(method, given(params), lambda event: self.show(event, text))
+            except KeyboardInterrupt:  # the usual end of following
+                return
+
+    def watch(
+        self, method: str, part: Show, fd: int | None = None, **params: Any
+    ) -> dict[str, Any]:
+        """Show the parts of a long action on stderr; its result."""
+        with self.client() as client:
+            return client.call(method, given(params), lambda event: self.say(part(event)), fd)
+
+
+def given(params: dict[str, Any]) -> dict[str, Any]:
+    """What has a value."""
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def wants_json(args: Sequence[str]) -> bool:
+    """Whether --json stands in a line."""
+    words = list(args)
+    return "--json" in words[: words.index("--") if "--" in words else len(words)]
+
+
+def error_text(error: Refused, as_json: bool) -> str:
+    """An error as stderr gets it: one sentence, or one object."""
+    return json.dumps({"error": error.as_dict()}) if as_json else f"gemctl: {error}"
+
+
+def take_options(args: Sequence[str]) -> tuple[Session, list[str]]:
+    """The session that the line describes, and the line without what describes it.
+
+    Raises Refused where a value is missing.
+    """
+    rest: list[str] = []
+    values: dict[str, str | None] = {"--socket": None, "--external-temp-sensor": None}
+    as_json = False
+    reset: bool | None = None
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            rest += [word, *words]
+            break
+        name, equals, value = word.partition("=")
+        if name in values:
+            if not equals and not words:
+                raise Refused("bad_request", f"{name}: its value is missing; see gemctl --help")
+            values[name] = value if equals else words.pop(0)
+        elif word == "--json":
+            as_json = True
+        elif word in ("--auto-reset-kv-cache", "--no-auto-reset-kv-cache"):
+            reset = not word.startswith("--no")
+        else:
+            rest.append(word)
+    if not rest and (reset is not None or values["--external-temp-sensor"] is not None):
+        rest = ["throttle"]  # what was changed is shown
+    socket = socket_path(values["--socket"])
+    return Session(socket, as_json, reset, values["--external-temp-sensor"]), rest
+
+
+def end(error: Refused, as_json: bool) -> int:
+    """Tell an error; its exit code."""
+    from gemctl.codes import EXIT_CODES
+
+    with contextlib.suppress(OSError, ValueError):  # nobody can be told: the code says it
+        print(error_text(error, as_json), file=sys.stderr, flush=True)
+    return EXIT_CODES.get(error.code, 8)
