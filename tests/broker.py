@@ -357,6 +357,8 @@ class FakeService:
     model: str = "smollm"
     digest: str = "a" * 64
     mode: str = "balanced"
+    present: tuple[str, ...] = ("a" * 64, "b" * 64)  # versions in its store
+    bad: tuple[tuple[str, str], ...] = ()  # of these, found bad: digest, reason
     calls: list[tuple[str, dict[str, Any], Caller]] = field(default_factory=list)
     gate: asyncio.Event | None = None  # generate waits for it
 
@@ -377,8 +379,19 @@ class FakeService:
         if method == "throttle.get":
             return {"mode": self.mode, "level": 0}
         if method == "model.status":
-            return {"name": self.model, "digest": self.digest, "state": "serving"}
+            return self._status()
+        if method == "model.list":
+            return {"models": [{"name": self.model, "state": "serving"}]}
         return {"method": method, "params": dict(params)}
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "name": self.model,
+            "digest": self.digest,
+            "state": "serving",
+            "present": [{"digest": digest, "bytes": 1} for digest in self.present],
+            "bad": [{"digest": digest, "reason": why} for digest, why in self.bad],
+        }
 
     async def _generate(self, emit: Emit | None) -> dict[str, Any]:
         if self.gate is not None:

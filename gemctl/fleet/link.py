@@ -31,7 +31,9 @@ class FleetLink:
 
     def __init__(self, broker: MqttConfig, client: str) -> None:
         self._broker, self._client = broker, client
+        self.site = broker.site
         self._site = f"{ROOT}/{broker.site}"
+        self._sites: set[str] = set()
         self._inbox = f"{self._site}/reply/{client}"
         self._handlers: dict[str, Handler] = {}
         self._sends: set[asyncio.Task[None]] = set()
@@ -97,10 +99,24 @@ class FleetLink:
                 await self._link.listen(topic, qos)
             for name in ("status", "state"):  # QoS 0: no broker's queue is too short for them
                 await self._link.listen(f"{self._site}/+/{name}", 0)
-            await self._link.send(Item(self._inbox, b'{"id":"mark"}'))
+            await self._mark(seconds)
         except LinkError as error:
             raise self._unusable(error) from None
+
+    async def _mark(self, seconds: float) -> None:
+        """Until our own message is back, behind what was there before it."""
+        assert self._link is not None
+        self._marked.clear()
+        await self._link.send(Item(self._inbox, b'{"id":"mark"}'))
         await waiting.ended(self._marked, seconds)
+
+    async def sites(self, seconds: float = 2.0) -> set[str]:
+        """Sites with a device, as far as the broker lets this user see them."""
+        assert self._link is not None
+        with contextlib.suppress(LinkError):  # a broker may refuse, or end the connection
+            await self._link.listen(f"{ROOT}/+/+/status", 0)
+            await self._mark(seconds)
+        return set(self._sites)
 
     def send(self, device: str, method: str, params: Mapping[str, Any], handler: Handler) -> None:
         """Send a command; every reply to it goes to the handler."""
@@ -143,6 +159,10 @@ class FleetLink:
             return
         if arrived.topic == self._inbox:
             self._replied(value)
+            return
+        if not arrived.topic.startswith(f"{self._site}/"):
+            if arrived.payload:
+                self._sites.add(arrived.topic.removeprefix(f"{ROOT}/").partition("/")[0])
             return
         device, _, name = arrived.topic.removeprefix(f"{self._site}/").partition("/")
         if name == "event" and not arrived.retain:

@@ -184,6 +184,7 @@ class Bridge:
             "v": 1,
             **{key: stats.get(key) for key in ("state", "model", "digest")},
             "throttle": {key: throttle.get(key) for key in ("mode", "level")},
+            "groups": list(self.topics.groups),  # `status` does not name them after its last will
         }
         if state != self._state and self._up.is_set():
             self._state = state
