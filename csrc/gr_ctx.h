@@ -75,9 +75,12 @@ gemrun_status gr_check_ids(gr_engine *e, const uint32_t *ids, size_t count); /* 
  * resets the cache after a failure behind the first chunk: what it overwrote is gone. */
 gemrun_status gr_append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t count, gr_run *r);
 gemrun_status gr_draw(gemrun_context_t *ctx, const gemrun_request *q, uint32_t *out_id);
-/* Greedy steps from an empty cache. `steps` is filled in. */
+/* Greedy steps from an empty cache. `steps` is filled in. `r` as in gr_append. */
 gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t prompt_count,
-                        uint32_t *steps, uint32_t step_count, uint64_t *out_digest);
+                        uint32_t *steps, uint32_t step_count, uint64_t *out_digest, gr_run *r);
+/* gemrun_run_tests with a pace: `on_step` (or NULL) before every step. GEMRUN_E_STATE where it, or
+ * a cancel, ended them. */
+int32_t gr_run_tests(gemrun_context_t *ctx, gemrun_step_fn on_step, void *user);
 
 /* ---- speculation (gr_spec.c) ---- */
 enum { GR_DRAFT = GB_HIDDEN_ROWS - 2 }; /* ids drafted in a step, at most */

@@ -11,7 +11,7 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
     gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
-    st = gr_replay(ctx, prompt, prompt_count, out_steps, step_count, out_digest);
+    st = gr_replay(ctx, prompt, prompt_count, out_steps, step_count, out_digest, NULL);
     gr_reset(ctx);
     gr_unpin(ctx);
     return gr_leave(ctx, st);

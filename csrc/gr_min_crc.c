@@ -1,5 +1,5 @@
 /* gr_min_crc.c: CRC-32 as zlib computes it, four bits a step: 64 bytes of table instead of the
- * 8 KB of gr_crc.c, for a GR_MINIMAL build. */
+ * 1 KB of gr_crc.c, for a GR_MINIMAL build. */
 #include "gr_internal.h"
 
 static const uint32_t table[16] = {

@@ -222,7 +222,7 @@ static uint64_t digest(const gr_engine *e, uint64_t hash)
 }
 
 gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t prompt_count,
-                        uint32_t *steps, uint32_t step_count, uint64_t *out_digest)
+                        uint32_t *steps, uint32_t step_count, uint64_t *out_digest, gr_run *r)
 {
     gr_engine *e = &ctx->e;
     gemrun_request q = {.size = sizeof q, .max_tokens = 1, .top_p = 1, .repetition_penalty = 1};
@@ -232,26 +232,29 @@ gemrun_status gr_replay(gemrun_context_t *ctx, const uint32_t *prompt, uint32_t 
         return gr_no_room(e, prompt_count < 1 ? GEMRUN_E_PROMPT : GEMRUN_E_FULL,
                           prompt_count < 1 ? 0 : needed);
     gemrun_status st = gr_check_ids(e, prompt, prompt_count);
-    st = st == GEMRUN_OK ? gr_append(ctx, prompt, prompt_count, NULL) : st;
+    st = st == GEMRUN_OK ? gr_append(ctx, prompt, prompt_count, r) : st;
     uint64_t hash = FNV_START;
-    for (uint32_t i = 0; st == GEMRUN_OK && i <= step_count; i++) {
+    for (uint32_t i = 0; st == GEMRUN_OK && !(r && r->finish) && i <= step_count; i++) {
         hash = digest(e, hash);
         if (i < step_count) {
             st = gr_draw(ctx, &q, steps + i);
-            st = st == GEMRUN_OK ? gr_append(ctx, steps + i, 1, NULL) : st;
+            st = st == GEMRUN_OK ? gr_append(ctx, steps + i, 1, r) : st;
         }
     }
     *out_digest = hash;
     return st;
 }
 
-int32_t gemrun_run_tests(gemrun_context_t *ctx)
+int32_t gr_run_tests(gemrun_context_t *ctx, gemrun_step_fn on_step, void *user)
 {
     gemrun_status st = gr_enter(ctx);
     if (st != GEMRUN_OK)
         return st;
     const gr_view *v = &ctx->e.v;
+    gr_run r = {.on_step = on_step, .user = user};
     uint32_t passed = 0;
+    atomic_store(&ctx->cancel, 0);
+    ctx->e.allowed = 0;
     for (uint32_t i = 0; st == GEMRUN_OK && i < v->test_count; i++) {
         gb_test t;
         uint32_t steps[GB_TEST_STEPS] = {0};
@@ -261,14 +264,22 @@ int32_t gemrun_run_tests(gemrun_context_t *ctx)
             st = gr_fail(&ctx->e.err, GEMRUN_E_TEST, 0, GB_TEST_STEPS, t.step_count);
             break; /* the file was changed after it was opened */
         }
-        st = gr_replay(ctx, t.prompt, t.prompt_count, steps, t.step_count, &hash);
-        if (st == GEMRUN_OK) {
+        st = gr_replay(ctx, t.prompt, t.prompt_count, steps, t.step_count, &hash, &r);
+        if (st == GEMRUN_OK && r.finish) {
+            st = gr_fail(&ctx->e.err, GEMRUN_E_STATE, 0, 0, 0);
+        } else if (st == GEMRUN_OK) {
             bool same = hash == t.digest && memcmp(steps, t.steps, sizeof steps) == 0;
             st = same ? GEMRUN_OK : gr_fail(&ctx->e.err, GEMRUN_E_TEST_FAILED, 0, t.digest, hash);
             passed += same;
         }
     }
+    ctx->e.allowed = 0;
     gr_reset(ctx);
     gr_unpin(ctx);
     return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st : (int32_t)passed);
+}
+
+int32_t gemrun_run_tests(gemrun_context_t *ctx)
+{
+    return gr_run_tests(ctx, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "gr_ctx.h"
 #include "gs_handle.h"
 #include "gs_json.h"
 
@@ -316,10 +317,13 @@ static int32_t run_generate(gemrun_context_t *ctx, const gemrun_request *paced, 
     return n;
 }
 
+/* Tests keep the pace of tokens: the prompts of all of them can be minutes of work. */
 static int32_t run_tests(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
 {
-    (void)paced, (void)arg;
-    return gemrun_run_tests(ctx);
+    (void)arg;
+    paced->on_text(paced->user, 0, "", 0);
+    int32_t n = gr_run_tests(ctx, paced->on_step, paced->user);
+    return n == GEMRUN_E_STATE ? gs_refuse(n, "tests", "they were cancelled; run them again") : n;
 }
 
 static int32_t run_reset(gemrun_context_t *ctx, const gemrun_request *paced, void *arg)
@@ -459,8 +463,8 @@ static void job_request(gs_channel *c)
     job j = {.c = c};
     const char *op = text_of(c->job, "op");
     bool tests = strcmp(op, "test") == 0, generate = strcmp(op, "generate") == 0;
-    gemrun_request ours = {.size = sizeof ours, .on_text = on_text, .on_step = on_step,
-                           .user = &j};
+    gemrun_request ours = {.size = sizeof ours, .on_text = generate ? on_text : NULL,
+                           .on_step = on_step, .user = &j};
     int32_t n = gemrun_handle_run(c->h, &ours, generate ? run_generate
                                                : tests  ? run_tests
                                                         : run_reset, &j);
