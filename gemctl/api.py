@@ -293,6 +293,9 @@ class Api:
         }
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        if self._daemon.attached_named(p.name) is not None:
+            what = f"{p.name}: is an attached program"
+            raise ApiError("conflict", f"{what}; gemctl model list has what is known of it")
         model = self.models.named(p.name)
         versions = self.models.store.versions(model.name)
         slot = model.current
@@ -365,7 +368,7 @@ class Api:
             return await self._replace_attached(attached, p, fds)
         name = p.name or self.models.active
         if name is None:
-            raise ApiError("not_found", "no model is active; give --name")
+            raise ApiError("not_found", "no model is active; name one")
         check_name(name)
         source: int | str | None = os.dup(fds[0]) if fds else self._digest(name, p.digest)
         assert source is not None
@@ -415,8 +418,8 @@ class Api:
     async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
         if not fds:
             raise ApiError("bad_request", "model.replace: an attached program takes a file")
-        result: dict[str, Any] = await attached.replace(fds[0], p)
-        return result
+        report: dict[str, Any] = await attached.replace(fds[0], p)
+        return {"model": attached.name, "already": False, **report}
 
     async def model_remove(self, p: LoadParams, call: Call) -> dict[str, Any]:
         digest = self._digest(p.name, p.digest)

@@ -293,6 +293,19 @@ def throttle(session: Session, reset: bool, **changes: Any) -> None:
     session.show(found, render.throttle)
 
 
+def calibrate(session: Session) -> None:
+    """gemctl calibrate thermal."""
+    ticker = Ticker(session)
+    try:
+        with session.client() as client:
+            found = client.call(
+                "calibrate.thermal", {}, lambda event: ticker.tell(render.calibrating(event))
+            )
+    finally:
+        ticker.end()
+    session.show(found, render.calibrated)
+
+
 # ---- the daemon's files ----
 
 

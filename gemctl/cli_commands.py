@@ -69,7 +69,7 @@ def name_option(text: str = "the model (default: the active one)") -> Callable[.
 
 def wait_option(command: Any) -> Any:
     """--wait, of everything that begins a probation."""
-    text = "until its probation is passed (0) or it was rolled back (8)"
+    text = "for the end of the probation: exit code 0 passed, 8 rolled back"
     return click.option("--wait", is_flag=True, help=text)(command)
 
 
@@ -127,7 +127,8 @@ def finish(session: Session, _result: object) -> None:
 
 @main.command()
 @click.option("--history", is_flag=True, help="the last hour instead of now")
-@click.option("--seconds", type=Number(1, 3600, "s", whole=True), default=3600, show_default=True)
+@click.option("--seconds", type=Number(1, 3600, "s", whole=True), default=3600, show_default=True,
+              help="so far back")  # fmt: skip
 @click.option("--step", "step_s", type=Number(1, 600, "s", whole=True), default=60,
               show_default=True, help="seconds that one figure is for")  # fmt: skip
 @pass_session
@@ -150,7 +151,8 @@ def events(session: Session, follow: bool, after: int | None) -> None:
 
 
 @main.command()
-@click.option("--interval", type=Number(0.2, 60, "s"), default=1.0, show_default=True)
+@click.option("--interval", type=Number(0.2, 60, "s"), default=1.0, show_default=True,
+              help="seconds between two pictures")  # fmt: skip
 @click.option("--once", is_flag=True, help="one picture, then end")
 @pass_session
 def top(session: Session, interval: float, once: bool) -> None:
@@ -172,7 +174,7 @@ def doctor(session: Session) -> None:
               show_default=True, metavar="FILE")  # fmt: skip
 @pass_session
 def bundle(session: Session, output: str) -> None:
-    """Write what support needs to a file: versions, doctor, events; no prompts, no passwords."""
+    """A file for support: doctor, events, figures; no prompts."""
     asking.bundle(session, output)
 
 
@@ -193,7 +195,7 @@ def info(session: Session) -> None:
 @replace_options
 @click.pass_context
 def model(ctx: click.Context, /, **given: Any) -> None:
-    """Disable, enable or replace a model; or one of the commands below."""
+    """List, replace, disable or switch models."""
     if ctx.invoked_subcommand is None:
         asking.change_model(ctx.obj, ctx.get_help, **given)
     else:
@@ -220,7 +222,10 @@ def model_status(session: Session, name: str | None) -> None:
 @replace_options
 @pass_session
 def model_replace(session: Session, /, **given: Any) -> None:
-    """Another version for a model, tried first; it goes back by itself if it fails."""
+    """Another version for a model, tried first.
+
+    It answers only after its tests, and goes back by itself if it fails on probation.
+    """
     asking.replace_model(session, **given)
 
 
@@ -229,7 +234,7 @@ def model_replace(session: Session, /, **given: Any) -> None:
 @click.option("--name", type=kinds.ModelName(), required=True, help="the model")
 @pass_session
 def model_stage(session: Session, file: str, name: str) -> None:
-    """Copy a version into the store and check it; a replace by its --digest comes later."""
+    """Copy a version into the store, for a replace later."""
     asking.stage(session, file, name)
 
 
@@ -254,7 +259,7 @@ def model_disable(session: Session, name: str | None) -> None:
 @NAME
 @pass_session
 def model_switch(session: Session, name: str) -> None:
-    """Let another model answer when none is named, loaded first where it is not."""
+    """Let another model answer when none is named."""
     session.show(session.ask("model.switch", name=name), render.switched)
 
 
@@ -271,7 +276,7 @@ def model_load(session: Session, name: str, digest: str | None) -> None:
 @NAME
 @pass_session
 def model_unload(session: Session, name: str) -> None:
-    """End a model after its last request; it stays in the store."""
+    """Free its memory; it stays in the store."""
     session.show(session.ask("model.unload", name=name), render.done("unloaded"))
 
 
@@ -280,7 +285,7 @@ def model_unload(session: Session, name: str) -> None:
 @click.option("--digest", type=kinds.Digest(), help="one version only")
 @pass_session
 def model_remove(session: Session, name: str, digest: str | None) -> None:
-    """Delete a model that is not loaded, or one version, from the store."""
+    """Delete a model, or one version, from the store."""
     session.show(session.ask("model.remove", name=name, digest=digest), render.done("removed"))
 
 
@@ -317,7 +322,7 @@ def model_rollback(session: Session, name: str | None, wait: bool) -> None:
 @NAME
 @pass_session
 def model_clear(session: Session, name: str) -> None:
-    """A faulted model may be loaded again, and its bad versions tried again."""
+    """Let a faulted model, or its bad versions, try again."""
     session.show(session.ask("model.clear", name=name), render.done("cleared"))
 
 
@@ -335,7 +340,11 @@ def switch_model(session: Session, name: str) -> None:
 @click.option("--chat/--raw", default=True, show_default=True, help="use its chat template")
 @click.option("--system", metavar="TEXT", help="system message")
 @click.option(
-    "--max-tokens", type=Number(1, MOST_TOKENS, whole=True), default=256, show_default=True
+    "--max-tokens",
+    type=Number(1, MOST_TOKENS, whole=True),
+    default=256,
+    show_default=True,
+    help="end after N tokens",
 )
 @click.option("--temperature", type=Number(0, 100), help="0 always takes the most likely token")
 @click.option(
@@ -374,6 +383,7 @@ def generate(session: Session, /, **given: Any) -> None:
 @click.option(
     "--mode",
     type=kinds.Word(["performance", "balanced", "aggressive", "conservative", "silent", "off"]),
+    help="how it slows down",
 )
 @click.option("--duty", type=Number(0, 1, above=True, share=True), metavar="SHARE",
               help="at most this share of the time, as 0.5 or 50%")  # fmt: skip
@@ -394,8 +404,7 @@ def calibrate() -> None:
 @pass_session
 def calibrate_thermal(session: Session) -> None:
     """Thermal resistance and time constant: a step test of six minutes under full load."""
-    found = session.watch("calibrate.thermal", render.calibrating)
-    session.show(found, render.calibrated)
+    asking.calibrate(session)
 
 
 # ---- the daemon's files ----

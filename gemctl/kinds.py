@@ -49,6 +49,7 @@ class Number(Kind):
         whole: bool = False,
         share: bool = False,
     ) -> None:
+        self.name = "N" if whole else "X"
         self.least, self.most = least, most
         self.above, self.below, self.whole, self.share = above, below, whole, share
         self.units = sorted((*units, *(["%"] if share else [])), key=len, reverse=True)

@@ -91,7 +91,8 @@ def stats(found: dict[str, Any]) -> str:
     t, r = found["throttle"], found["requests"]
     p50, p95 = found["ttft_p50_ms"], found["ttft_p95_ms"]
     rows = [
-        ["model", f"{found['model'] or UNKNOWN} ({found['state']})"],
+        ["model", f"{found['model']} ({found['state']})" if found["model"]
+         else "none is active; gemctl model list, or model replace FILE"],
         ["version", (found["digest"] or UNKNOWN)[:12]],
         ["first token", f"{number(found['ttft_ms'], 'ms')}; 5 minutes: median {number(p50, 'ms')}, "
          f"95 % {number(p95, 'ms')}"],
@@ -148,7 +149,7 @@ def doctor(found: dict[str, Any]) -> str:
 def models(found: dict[str, Any]) -> str:
     """gemctl model list."""
     if not found["models"]:
-        return "no model yet; gemctl model --replace FILE.gembin"
+        return "no model yet; gemctl model replace FILE.gembin"
     rows = [["", "name", "state", "version", "memory", "versions", "priority", ""]]
     for m in found["models"]:
         notes = ["attached program" if m.get("attached") else "pinned" if m["pinned"] else ""]
@@ -249,8 +250,9 @@ def replaced(found: dict[str, Any]) -> str:
         return f"{who}: serves already; nothing was changed"
     if "total_ms" not in found:
         return f"{who}: the program answers with it now"
+    how = ", the old one had to end first" if found["strategy"] == "serial" else ""
     return (
-        f"{who}: answers now, {found['strategy']}; flip {found['flip_ms']:.1f} ms, all "
+        f"{who}: answers now{how}; exchanged in {found['flip_ms']:.1f} ms after "
         f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl model status"
     )
 
@@ -288,7 +290,7 @@ def throttle(found: dict[str, Any]) -> str:
 
 def calibrating(found: dict[str, Any]) -> str:
     """A second of the step test."""
-    return f"\r{found['left_s']:>4} s left, {found['temp_c']:.1f} C, {found['power_w']:.1f} W"
+    return f"{found['left_s']:>4} s left, {found['temp_c']:.1f} C, {found['power_w']:.1f} W"
 
 
 def calibrated(found: dict[str, Any]) -> str:

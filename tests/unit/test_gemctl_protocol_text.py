@@ -1,15 +1,21 @@
-"""PROTOCOL.md names every method, parameter, error and event that there is, and no other method."""
+"""PROTOCOL.md names every method, parameter, error and event that there is, and no other method;
+README.md names commands, options and exit codes that there are, and no others."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import click
+
 from gemctl.api import METHODS
+from gemctl.cli_commands import main
 from gemctl.errors import EXIT_CODES
+from gemctl.session import ANYWHERE
 
 PACKAGE = Path(__file__).resolve().parents[2] / "gemctl"
 TEXT = (PACKAGE / "PROTOCOL.md").read_text(encoding="utf-8")
+README = (PACKAGE / "README.md").read_text(encoding="utf-8")
 
 
 def rows() -> dict[str, str]:
@@ -42,3 +48,35 @@ def test_events() -> None:
     published = set(re.findall(r'publish\(\s*"([a-z_.]+)"', source))
     missing = {kind for kind in published if f"`{kind}`" not in listed}
     assert not missing
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that a line names, and the words behind it."""
+    found: click.Command = main
+    while words and isinstance(found, click.Group) and words[0] in found.commands:
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+def test_commands_of_the_readme() -> None:
+    table = README.split("| command | does |")[1].split("| exit code |")[0]
+    lines = re.findall(r"`([a-z][^`]*)`", table)
+    assert len(lines) > 30
+    named = {command_of(re.findall(r"[^\s\[\]]+", line))[0] for line in lines}
+    for line in lines:
+        found, rest = command_of(re.findall(r"[^\s\[\]]+", line))
+        assert found is not main, f"{line}: no such command"
+        known = {option for param in found.params for option in param.opts} | {*ANYWHERE, "--help"}
+        unknown = [word for word in rest if word.startswith("--") and word not in known]
+        assert not unknown, f"{line}: {unknown}"
+    every = [main, *(one for one in main.commands.values() if isinstance(one, click.Group))]
+    leaves = {c for g in every for c in g.commands.values() if not isinstance(c, click.Group)}
+    assert not [leaf.name for leaf in leaves - named], "not in the README"
+
+
+def test_exit_codes_of_the_readme() -> None:
+    table = README.split("| exit code | means |")[1].split("\n\n")[0]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)} == {
+        0,
+        *EXIT_CODES.values(),
+    }
