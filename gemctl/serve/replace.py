@@ -132,6 +132,8 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
     other = facts is not None and before not in (None, facts.name)
     note = {"warnings": [f"another model than before: {facts.name}"]} if other and facts else {}
     await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **note)
+    if slot.worker is not None:  # tests and warm-up heat as much as requests do
+        await slot.worker.pace(**vars(models.pace))
     times = await models.warm(slot, prompt, tests=True)
     await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
 

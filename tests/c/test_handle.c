@@ -1119,6 +1119,41 @@ static void test_serve_cancel(peer *p)
     CHECK(!strcmp(hear_answer(p, 10, &tokens), "done") && tokens >= TOKENS);
 }
 
+/* Wait until a ping finds the worker asleep in a request; the steps that it has made. */
+static uint64_t steps_asleep(peer *p)
+{
+    do {
+        tell(p, "{\"op\":\"ping\",\"n\":1}");
+        CHECK(hears(p, "pong", 0) && field(p, "busy")->kind == GS_TRUE);
+    } while (field(p, "asleep")->kind != GS_TRUE);
+    return field(p, "steps")->whole;
+}
+
+/* The stored tests keep the pace of tokens, step by step, and can be cancelled. */
+static void test_serve_tests(peer *p)
+{
+    tell(p, "{\"op\":\"pace\",\"id\":20,\"duty\":0,\"prefill_duty\":1}");
+    CHECK(hears(p, "pace", 20));
+    tell(p, "{\"op\":\"test\",\"id\":21}");
+    uint64_t steps = steps_asleep(p);
+    CHECK(steps_asleep(p) == steps);
+    tell(p, "{\"op\":\"pace\",\"id\":22,\"duty\":1}");
+    CHECK(hears(p, "pace", 22));
+    CHECK(hears(p, "tested", 21) && field(p, "passed")->whole == 1);
+    tell(p, "{\"op\":\"ping\",\"n\":1}");
+    CHECK(hears(p, "pong", 0) && field(p, "steps")->whole > steps + 1);
+    tell(p, "{\"op\":\"pace\",\"id\":23,\"duty\":0}");
+    CHECK(hears(p, "pace", 23));
+    tell(p, "{\"op\":\"test\",\"id\":24}");
+    steps_asleep(p);
+    tell(p, "{\"op\":\"cancel\",\"id\":24}");
+    CHECK(hears_error(p, 24, GEMRUN_E_STATE) && strstr(field(p, "text")->text, "cancelled"));
+    tell(p, "{\"op\":\"pace\",\"id\":25,\"duty\":1,\"threads\":1}");
+    CHECK(hears(p, "pace", 25));
+    tell(p, "{\"op\":\"test\",\"id\":26}"); /* as before, with fewer threads */
+    CHECK(hears(p, "tested", 26) && field(p, "passed")->whole == 1);
+}
+
 /* Before any thread of ours is made: the worker is a fork. */
 static void test_serve(void)
 {
@@ -1132,6 +1167,7 @@ static void test_serve(void)
     CHECK(!strcmp(field(&p, "version")->text, gemrun_version()));
     test_serve_requests(&p);
     test_serve_cancel(&p);
+    test_serve_tests(&p);
     close(p.fd);
     CHECK(exit_code(pid) == 0);
     pid = start_worker(&p, paths[0]);
