@@ -28,12 +28,13 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve.models import Models, Pace
 from gemctl.show.metrics import Metrics
-from gemctl.store.state import ThrottleState, with_throttle
+from gemctl.store.state import Brief, ThrottleState, with_throttle
 
 FAST_S, SLOW_S = 0.1, 0.5
 ENERGY_S = 60.0  # window of the energy per token
 TREND_MEMORY = 0.01  # weight of the newest time per token in the long mean
 REST_S, LOAD_S = 60.0, 300.0  # of `calibrate thermal`
+KEEP_S = 120.0  # what is asked for a shorter while ends with the daemon: no flash is worn for it
 
 
 class Throttle:
@@ -61,7 +62,7 @@ class Throttle:
         self.decision: core.Decision | None = None
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
-        self._brief: tuple[ThrottleState, float] | None = None  # with its end, on our clock
+        self._brief = self._kept_brief()  # with its end, on our clock
         self._specs: tuple[str, ...] = tuple(config.sensors.external)
         self._state = core.start(self.settings())
         self._clusters = power_.clusters(config.sensors.sysfs_root)
@@ -74,6 +75,12 @@ class Throttle:
         self._long_step: float | None = None
 
     # ---- what is wanted ----
+
+    def _kept_brief(self) -> tuple[ThrottleState, float] | None:
+        """What was asked for a while before the daemon's start, if that is not over."""
+        brief = self.models.state.brief
+        left = brief.left(time.time()) if brief is not None else 0.0
+        return (brief.policy, self.clock() + left) if brief is not None and left > 0 else None
 
     @property
     def wanted(self) -> ThrottleState:
@@ -127,9 +134,10 @@ class Throttle:
         external: list[str] | None,
         reset: bool,
     ) -> dict[str, Any]:
-        """Change the policy; it is kept over a restart unless it has an end. Raises ApiError.
+        """Change the policy; it is kept over a restart. Raises ApiError.
 
-        What is asked for a while lies over what is kept; the next change takes it away.
+        What is asked for a while lies over what is kept; the next change takes it away. It outlasts
+        a restart too, where it is asked for KEEP_S or longer.
         """
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
@@ -140,14 +148,23 @@ class Throttle:
         self._brief = None
         if for_s is not None:
             self._brief = (ThrottleState(**changes), self.clock() + for_s)
+            self._keep_brief(self._brief[0], for_s)
         else:
             self._keep(changes, reset)
         await self.tick()
         self._wake.set()
         return self.describe()
 
+    def _keep_brief(self, policy: ThrottleState, for_s: float) -> None:
+        """Write it down, or that the one before it is over. A full disk ends nothing of it."""
+        until = round(time.time() + for_s, 3)
+        brief = Brief(policy=policy, for_s=for_s, until=until) if for_s >= KEEP_S else None
+        self.models.state = self.models.state.model_copy(update={"brief": brief})
+        with contextlib.suppress(ApiError):
+            self.models.state_file.save(self.models.state)
+
     def _keep(self, changes: dict[str, Any], reset: bool) -> None:
-        state = self.models.state
+        state = self.models.state.model_copy(update={"brief": None})
         if reset:
             state = state.model_copy(update={"throttle": ThrottleState()})
         self.models.state = with_throttle(state, **changes)

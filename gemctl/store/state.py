@@ -69,6 +69,18 @@ class ThrottleState(Part):
     external: tuple[Annotated[str, Field(max_length=256)], ...] | None = None
 
 
+class Brief(Part):
+    """A policy that was asked for a while, and lies over the kept one until its end."""
+
+    policy: ThrottleState
+    for_s: Annotated[float, Field(gt=0, le=7 * 86400)]
+    until: Annotated[float, Field(ge=0)]  # seconds since 1970, by a clock that may be wrong
+
+    def left(self, now: float) -> float:
+        """Seconds of it that are left; where the clock went back, no more than were asked for."""
+        return min(self.until - now, self.for_s)
+
+
 class Trial(Part):
     """A version on probation. `tries_left`: boots that may still load it."""
 
@@ -84,6 +96,7 @@ class State(Part):
     active: Name | None = None
     models: Annotated[dict[Name, ModelState], Field(max_length=MODELS_MOST)] = {}
     throttle: ThrottleState = ThrottleState()
+    brief: Brief | None = None
     auto_reset_kv_cache: bool | None = None  # None: as the configuration says
     trial: Trial | None = None
 
@@ -92,6 +105,8 @@ class State(Part):
 def pack(state: State) -> bytes:
     """The file's bytes: one JSON object with a checksum over its other keys."""
     table = state.model_dump(mode="json", by_alias=True)
+    if table["brief"] is None:  # a daemon that does not know it can read the file
+        del table["brief"]
     table["crc32"] = _sum_of(table)
     return (json.dumps(table, indent=1, sort_keys=True) + "\n").encode("ascii")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,61 @@ def test_modes_and_limits_for_a_while(daemon: Daemon) -> None:
     assert throttle(daemon)["mode"] == "balanced"
     daemon.gemctl("throttle", "--duty", "0.25")
     assert throttle(daemon)["duty"] == 0.25
+
+
+def test_a_while_outlasts_a_restart(daemon: Daemon) -> None:
+    """Two minutes and more do; the next change ends it, and so does its time."""
+    daemon.gemctl("throttle", "--mode", "conservative")
+    asked = daemon.call("throttle.set", mode="silent", temp_c=66.0, for_s=600)
+    daemon.stop(signal.SIGKILL)
+    daemon.start()
+    found = throttle(daemon)
+    assert (found["mode"], daemon.call("throttle.get")["asked_c"]) == ("silent", 66.0)
+    assert abs(found["until"] - asked["until"]) < 1.0
+
+    daemon.call("throttle.set", mode="performance", for_s=60)  # not written down
+    daemon.stop()
+    daemon.start()
+    assert (throttle(daemon)["mode"], throttle(daemon)["until"]) == ("conservative", None)
+
+    daemon.call("throttle.set", mode="silent", for_s=600)
+    daemon.stop()
+    path = daemon.folder / "state" / "state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    state["brief"]["until"] -= 601
+    del state["crc32"]
+    path.write_text(json.dumps(state), encoding="utf-8")
+    daemon.start()
+    assert (throttle(daemon)["mode"], throttle(daemon)["until"]) == ("conservative", None)
+
+    daemon.call("throttle.set", mode="silent", for_s=600)
+    daemon.call("throttle.set", duty=0.5)
+    daemon.stop()
+    daemon.start()
+    assert (throttle(daemon)["mode"], throttle(daemon)["duty"]) == ("conservative", 0.5)
+
+
+def test_tests_of_a_candidate_keep_the_pace(
+    versions: tuple[Path, Path], board: sysfs.Sysfs
+) -> None:
+    """They sleep between their steps, and what they sleep is no reason to give up on them."""
+    worker = {"start_timeout_s": 5.0}
+    with Daemon(sensors={"sysfs_root": str(board.root)}, worker=worker) as daemon:
+        daemon.replace(versions[0], name="pilot")
+        settled(daemon)
+        free = daemon.events("replace.phase")[-2]
+        daemon.call("throttle.set", duty=0.02)
+        report = daemon.replace(versions[1], name="pilot")
+        paced = next(
+            event
+            for event in reversed(daemon.events("replace.phase"))
+            if event["phase"] == "warmup"
+        )
+        assert free["phase"] == "warmup"
+        print(f"tests: {free['test_ms']:.0f} ms, at a duty of 0.02 {paced['test_ms']:.0f} ms")
+        assert paced["tests"] == free["tests"] > 0
+        assert paced["test_ms"] > 5 * free["test_ms"]
+        assert daemon.call("stats")["digest"] == report["digest"]
 
 
 def test_power_and_figures_of_the_board(daemon: Daemon) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gemctl.errors import ApiError
 from gemctl.store import durable, state
-from gemctl.store.state import Load, ModelState, State, StateFile, ThrottleState, Trial
+from gemctl.store.state import Brief, Load, ModelState, State, StateFile, ThrottleState, Trial
 
 A, B = "a" * 64, "b" * 64
 FULL = State(
@@ -27,6 +27,7 @@ FULL = State(
         "small": ModelState(priority=0),
     },
     throttle=ThrottleState(mode="silent", temp_c=71.5, duty=0.5, external=("mqtt:plant/ä",)),
+    brief=Brief(policy=ThrottleState(mode="off"), for_s=600.0, until=1.8e9),
     auto_reset_kv_cache=True,
     trial=Trial(name="pilot", digest=B, tries_left=2),
 )
@@ -75,6 +76,16 @@ def test_a_state_without_checksum_may_be_prepared_by_hand(tmp_path: Path) -> Non
     assert found.state.models == {"m": ModelState(priority=2)}
 
 
+def test_what_is_wanted_for_a_while() -> None:
+    """An older daemon reads a file without one; a clock that went back lengthens nothing."""
+    assert FULL.brief is not None
+    assert b"brief" in state.pack(FULL)
+    assert b"brief" not in state.pack(FULL.model_copy(update={"brief": None}))
+    assert FULL.brief.left(1.8e9 - 60) == 60
+    assert FULL.brief.left(1.8e9 + 1) < 0
+    assert FULL.brief.left(0.0) == 600
+
+
 WRONG: list[dict[str, Any]] = [
     {"schema": 2},
     {"schema": "1"},
@@ -91,6 +102,8 @@ WRONG: list[dict[str, Any]] = [
     {"schema": 1, "throttle": {"temp_c": 1000}},
     {"schema": 1, "throttle": {"duty": 0}},
     {"schema": 1, "throttle": {"duty": float("nan")}},
+    {"schema": 1, "brief": {"policy": {}, "for_s": 0, "until": 1}},
+    {"schema": 1, "brief": {"for_s": 9, "until": 1}},
     {"schema": 1, "trial": {"name": "m", "digest": A, "tries_left": -1}},
     {"schema": 1, "trial": {"name": "m"}},
     {"schema": 1, "crc32": "00000000"},
