@@ -22,6 +22,7 @@ from gemctl.client import Refused
 from gemctl.codes import EXIT_CODES
 from gemctl.session import Session, given
 from gemctl.show import render
+from gemrun import console
 
 WAIT_LOOK_S = 0.25  # between two looks at a probation
 WAIT_TELL_S = 10.0  # between two lines about it, where stderr is no terminal
@@ -216,7 +217,7 @@ class Ticker:
 # ---- generate ----
 
 
-def prompt_of(session: Session, words: tuple[str, ...]) -> str:
+def prompt_of(words: tuple[str, ...]) -> str:
     """The prompt: several words are joined, - is stdin."""
     if not words:
         wrong('generate: no prompt; give it in quotes: gemctl generate "Where is dock 4?"')
@@ -224,19 +225,19 @@ def prompt_of(session: Session, words: tuple[str, ...]) -> str:
         wrong("generate: - reads the prompt from stdin; give it alone")
     if len(words) > 1 and any(len(word.split()) > 1 for word in words):
         wrong("generate: a prompt in quotes and more words; quote all of it, or use --model NAME")
-    text = read_stdin(session) if words == ("-",) else " ".join(words)
+    text = read_stdin() if words == ("-",) else " ".join(words)
     if not text.strip():
         what = "stdin was empty" if words == ("-",) else "the prompt is empty"
         wrong(f"generate: {what}; ask something")
     return text
 
 
-def read_stdin(session: Session) -> str:
+def read_stdin() -> str:
     """All of stdin; who types is told how it ends."""
     if sys.stdin is None:
         return ""
     if sys.stdin.isatty():
-        session.say("reading the prompt from the terminal; Ctrl-D on a line of its own ends it")
+        console.say("reading the prompt from the terminal; Ctrl-D on a line of its own ends it")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError:
@@ -256,7 +257,7 @@ def generate(
     **more: Any,
 ) -> None:
     """gemctl generate: the text as it comes; with --json one object at the end."""
-    text = prompt_of(session, prompt)
+    text = prompt_of(prompt)
     params = given(more)
     if stop:
         params["stop"] = list(stop)

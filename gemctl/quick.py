@@ -1,4 +1,4 @@
-"""The questions that scripts ask every second, answered without click: a third of the time.
+"""The questions that scripts ask every second, answered without click, in half of the time.
 
 Lines as they stand in LINES, and no others; where anything is out of the ordinary the whole command
 takes the line, as if this module did not exist.

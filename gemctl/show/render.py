@@ -333,17 +333,3 @@ def devices(found: dict[str, Any]) -> str:
         state = d["state"] or UNKNOWN
         rows.append([d["device"], online, d["model"] or UNKNOWN, digest, state, level])
     return table(rows)
-
-
-def progress(found: dict[str, Any]) -> str:
-    """A step of a rollout."""
-    name = found["device"] or "rollout"
-    return f"  {name:<24} {found['outcome'] or '':<8} {found['detail']}".rstrip()
-
-
-def rollout(found: dict[str, Any]) -> str:
-    """gemctl fleet rollout."""
-    rows = [["device", "outcome", "seconds", ""]]
-    for row in found["rows"]:
-        rows.append([row["device"], row["outcome"], number(row["seconds"]), row["detail"] or ""])
-    return f"{table(rows)}\n{found['action']}: {found['sentence']}"

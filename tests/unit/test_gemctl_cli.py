@@ -136,7 +136,7 @@ WITH_CLICK = {"click", "inspect", "dataclasses", "datetime", "uuid", "gemctl.cli
 def imported(*words: str) -> set[str]:
     """Modules that a line brought in, without a daemon."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {STARTS}",
+        [sys.executable, "-IB", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {STARTS}",
          "--socket", "/nowhere", *words],
         capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -22,7 +22,6 @@ from gemctl.core import policy, throttle
 from gemctl.errors import ApiError
 from gemctl.kinds import Digest, Number, Word
 from gemctl.service import Caller
-from gemctl.session import Session
 from gemctl.show import render
 from gemrun import console
 
@@ -152,7 +151,7 @@ class Terminal(io.StringIO):
 
 
 def prompt(*words: str) -> str:
-    return asking.prompt_of(Session("/nowhere"), words)
+    return asking.prompt_of(words)
 
 
 def test_prompts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
