@@ -437,12 +437,7 @@ class Daemon:
                 "bad", "worker", f"{self.config.worker.program}: not found; set worker.program"
             )
         )
-        for row in self.sensors.states():
-            if row["used"]:
-                good = row["celsius"] is not None and not row["reason"]
-                bad = f"{row['reason']}; the throttle is careful"
-                what = f"{row['celsius']} C" if good else bad
-                checks.append(_check("ok" if good else "warn", f"sensor {row['name']}", what))
+        checks += [self._check_sensor(row) for row in self.sensors.states() if row["used"]]
         if not self.sensors.any:
             what = "none; name one with --external-temp-sensor, or gemctl throttle --mode off"
             checks.append(_check("warn", "sensors", what))
@@ -466,6 +461,20 @@ class Daemon:
         if self.config.mqtt.host and self.config.mqtt.require_signed:
             checks.append(self._check_keys())
         return checks
+
+    def _check_sensor(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A sensor that is written too seldom is told even while its value is fresh."""
+        name, every, most = f"sensor {row['name']}", row.get("every_s"), self.sensors.fresh_s
+        unknown = row["celsius"] is None or row["reason"]
+        if unknown and not str(row["reason"]).startswith("old"):
+            return _check("warn", name, f"{row['reason']}; the throttle is careful")
+        if every is not None and every > most:
+            what = (
+                f"up to {every:.0f} s without a new value, and after {most:g} s it counts as none"
+            )
+            remedy = "let it be written once a second, also where it does not change"
+            return _check("warn", name, f"{what}; {remedy}")
+        return _check("ok", name, f"{row['celsius']} C")
 
     def _check_keys(self) -> dict[str, Any]:
         """Without a key no command of the broker makes a version serve."""

@@ -20,11 +20,13 @@ import re
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gemctl.core.throttle import STALE_S
 from gemctl.errors import ApiError
 
 LOWEST_C, HIGHEST_C = -40.0, 150.0  # outside: no temperature of a board
@@ -32,6 +34,7 @@ SOC_PERIOD_S = 0.5  # zones are read twice a second, however often `sample` is c
 TRIPS_S = 2.0  # the kernel's limits are read no more often
 RESCAN_S = 10.0  # between two searches for zones while none gives a temperature
 MAX_EXTERNAL = 16
+GAPS = 8  # times between values of an external sensor that are remembered
 MAX_ZONES = 256
 MAX_BYTES = 256  # of a sensor's file
 MAX_PAYLOAD = 1024  # of an MQTT message
@@ -480,6 +483,25 @@ class _Reader:
             self._done.set()
 
 
+@dataclass
+class _Rhythm:
+    """How often a source gets a new value: the times between its newest ones."""
+
+    at_s: float | None = None
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
+
+    def see(self, at_s: float) -> None:
+        """A value of this time was read."""
+        if self.at_s is not None and at_s > self.at_s:
+            self.gaps.append(at_s - self.at_s)
+        self.at_s = at_s
+
+    def slowest(self, now: float) -> float | None:
+        """The longest of them, the one that goes on counted; None where there is none yet."""
+        waiting = [] if self.at_s is None else [now - self.at_s]
+        return max((*self.gaps, *waiting), default=None)
+
+
 def _bad(spec: str, what: str, remedy: str) -> ApiError:
     return ApiError("bad_request", f"external sensor '{spec[:200]}': {what}; {remedy}")
 
@@ -549,6 +571,7 @@ class Sensors:
         self._max_age_s, self._clock, self._wait_s = max_age_s, clock, wait_s
         self._sources: dict[str, Source] = {}
         self._readers: dict[str, _Reader] = {}
+        self._rhythms: dict[str, _Rhythm] = {}
         self._found: list[_Zone | _Chip] = []
         self._used: list[_Soc] = []
         self._soc: list[Reading] = []
@@ -583,6 +606,7 @@ class Sensors:
             if not isinstance(source, _Topic):
                 self._readers.setdefault(spec, _Reader(source))
         self._sources = new
+        self._rhythms = {spec: self._rhythms.get(spec, _Rhythm()) for spec in new}
 
     @property
     def any(self) -> bool:
@@ -645,6 +669,7 @@ class Sensors:
         age = now - at_s
         if celsius is None:
             return Reading(spec, None, now, True, reason)
+        self._rhythms[spec].see(at_s)
         if age > self._max_age_s:
             why = f"{reason or 'old'}: {age:.1f} s, allowed {self._max_age_s:g} s"
             return Reading(spec, None, at_s, True, why)
@@ -671,7 +696,8 @@ class Sensors:
         )
 
     def states(self) -> list[dict[str, object]]:
-        """Every sensor as plain JSON values, read now: name, used, celsius, reason, trips."""
+        """Every sensor as plain JSON values, read now: name, used, celsius, reason, trips; of an
+        external one `every_s`, the longest of the last times between two values."""
         now = self._clock()
         every: list[_Soc] = [*self._found, *(s for s in self._used if isinstance(s, _Missing))]
         rows: list[dict[str, object]] = []
@@ -683,8 +709,14 @@ class Sensors:
             rows.append({**row, "critical_c": trips.critical_c})
         for reading in self._read_external(now):
             row = {"name": reading.name, "external": True, "used": True}
-            rows.append({**row, "celsius": reading.celsius, "reason": reading.reason})
+            row |= {"celsius": reading.celsius, "reason": reading.reason}
+            rows.append({**row, "every_s": self._rhythms[reading.name].slowest(now)})
         return rows
+
+    @property
+    def fresh_s(self) -> float:
+        """An external value that is older counts as unknown, here or in the throttle."""
+        return min(self._max_age_s, STALE_S)
 
     def close(self) -> None:
         """End the threads."""

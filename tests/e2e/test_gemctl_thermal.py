@@ -136,6 +136,31 @@ def test_an_external_sensor_only_makes_it_stricter(
         assert throttle(daemon)["external"] == []
 
 
+def test_doctor_tells_of_a_sensor_that_is_written_too_seldom(
+    daemon: Daemon, board: sysfs.Sysfs, tmp_path: Path
+) -> None:
+    path = tmp_path / "cabinet"
+
+    def check() -> dict[str, Any]:
+        checks = daemon.call("doctor")["checks"]
+        return next(one for one in checks if one["name"] == f"sensor file:{path}")
+
+    path.write_text("41\n", encoding="utf-8")
+    daemon.gemctl("throttle", "--external-temp-sensor", f"file:{path}")
+    assert wait_for(lambda: (c := check()) and c["level"] == "ok" and c)["text"] == "41.0 C"
+    wait_for(lambda: throttle(daemon)["faults"])  # it is old
+    path.write_text("42\n", encoding="utf-8")
+    wait_for(lambda: throttle(daemon)["temp_c"] == 42.0)
+    found = check()  # fresh again, and still too seldom
+    assert found["level"] == "warn"
+    assert (
+        "s without a new value, and after 5 s it counts as none; let it be written"
+        in (found["text"])
+    )
+    path.unlink()
+    assert "ENOENT" in wait_for(lambda: (c := check()) and "ENOENT" in c["text"] and c)["text"]
+
+
 def test_modes_and_limits_for_a_while(daemon: Daemon) -> None:
     daemon.gemctl("throttle", "--mode", "conservative")
     wait_for(lambda: throttle(daemon)["duty"] == 0.5)

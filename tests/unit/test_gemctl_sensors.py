@@ -337,6 +337,52 @@ def test_a_topic_has_an_age(tmp_path: Path, make: Callable[..., Sensors], clock:
     assert sensors.sample(104.0)[1].celsius is None
 
 
+def rhythm(sensors: Sensors) -> float | None:
+    """Of the external sensor, as doctor is told."""
+    every = sensors.states()[-1]["every_s"]
+    assert every is None or isinstance(every, float)
+    return every
+
+
+def test_how_often_a_sensor_is_written(
+    tmp_path: Path, make: Callable[..., Sensors], clock: Clock
+) -> None:
+    """Known also while the newest value is fresh; forgotten after some good times."""
+    path = tmp_path / "cabinet"
+    sensors = make(sysfs.orin_nano(tmp_path / "t"), external=(f"file:{path}",))
+    assert rhythm(sensors) is None  # there is no file
+    for number in range(4):
+        path.write_text(f"{30 + number}\n")
+        os.utime(path, ns=(number, number))
+        assert sensors.sample(clock.now)[1].celsius == 30.0 + number
+        clock.now += 7.5
+    sensors.sample(clock.now)
+    assert rhythm(sensors) == 7.5
+    for number in range(4, 14):
+        os.utime(path, ns=(number, number))  # the same value, written again
+        sensors.sample(clock.now)
+        clock.now += 1.0
+    assert rhythm(sensors) == 1.0
+    clock.now += 30.0
+    assert rhythm(sensors) == 31.0  # nobody writes any more
+
+
+def test_how_often_a_topic_is_published(
+    tmp_path: Path, make: Callable[..., Sensors], clock: Clock
+) -> None:
+    sensors = make(sysfs.orin_nano(tmp_path / "t"), external=("mqtt:a",), max_age_s=60.0)
+    assert sensors.fresh_s == 5.0  # the throttle's own limit
+    for _ in range(3):
+        sensors.feed("a", b"30")
+        sensors.sample(clock.now)
+        clock.now += 6.0
+    assert rhythm(sensors) == 6.0
+    sensors.set_external(("mqtt:b",))
+    sensors.set_external(("mqtt:a",))
+    assert rhythm(sensors) is None
+    assert make(sysfs.orin_nano(tmp_path / "u"), max_age_s=2.0).fresh_s == 2.0
+
+
 def test_external_sensors_can_be_changed(tmp_path: Path, make: Callable[..., Sensors]) -> None:
     tree = sysfs.orin_nano(tmp_path / "t")
     tree.hwmon(5, "lm75", {"temp1_input": 30000})
