@@ -60,12 +60,13 @@ enum {
 #define GB_SEC_ROPE GB_FOURCC('R', 'O', 'P', 'E') /* gb_rope[], then tables */
 #define GB_SEC_TOKN GB_FOURCC('T', 'O', 'K', 'N') /* TOKENS.md */
 #define GB_SEC_TMPL GB_FOURCC('T', 'M', 'P', 'L') /* TOKENS.md; optional: no chat mode without */
+#define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with GB_REQ_KV_MASK */
 #define GB_SEC_THRM GB_FOURCC('T', 'H', 'R', 'M') /* one gb_thermal */
 #define GB_SEC_TEST GB_FOURCC('T', 'E', 'S', 'T') /* gb_test[] */
 #define GB_SEC_HDFJ GB_FOURCC('H', 'D', 'F', 'J') /* resolved HDF, canonical JSON */
 #define GB_SEC_MANI GB_FOURCC('M', 'A', 'N', 'I') /* msgpack, never read by the engine */
 #define GB_SEC_WHOT GB_FOURCC('W', 'H', 'O', 'T') /* weights, mapped and used where they lie */
-/* reserved for later: KVMK GRAM WCLD */
+/* reserved for later: GRAM WCLD */
 
 enum { GB_SECF_REQUIRED = 1, GB_SECF_HOT = 2, GB_SECF_COLD = 4, GB_SECF_SECRET = 8 };
 
@@ -78,7 +79,8 @@ enum {
     GB_REQ_FLOAT = 1u << 4,   /* f32 or f16 matrices */
     GB_REQ_KV_INT8 = 1u << 5,
     GB_REQ_KV_FLOAT = 1u << 6,
-    GB_REQ_KNOWN = 0x7f
+    GB_REQ_KV_MASK = 1u << 7, /* some KV heads keep a part of the positions */
+    GB_REQ_KNOWN = 0xff
 };
 
 enum {
@@ -174,8 +176,15 @@ typedef struct gb_layer {
     uint32_t kv_blocks;  /* ring blocks of 32 tokens */
     uint32_t tens_first, tens_count; /* this layer's records in TENS */
     float sparsity_z;    /* reserved for later kinds, zero now, like the rest */
-    uint8_t reserved[40];
+    uint32_t unit_first; /* this layer's first record in KVMK; 0 without that section */
+    uint8_t reserved[36];
 } gb_layer;
+
+typedef struct gb_kv_unit { /* what a KV head of a layer keeps, in blocks of 32 tokens */
+    uint32_t sink, recent;  /* from the start, and up to a query's own; 0, 0: all of the window */
+    uint32_t blocks;        /* of its ring: sink + recent + 1, or all */
+    uint32_t first;         /* index of its first block in the layer's ring */
+} gb_kv_unit;
 
 typedef struct gb_segment { /* a run of groups of one format, equal for all panels of a tensor */
     uint32_t format, first_group, group_count, reserved;

@@ -50,7 +50,8 @@ typedef struct gr_view {
     const gb_tensor *tensors;
     const gb_segment *segments;
     const gb_plan *plans;
-    uint32_t layer_count, tensor_count, segment_count, plan_count;
+    const gb_kv_unit *units;    /* NULL: every KV head keeps all of its layer's window */
+    uint32_t layer_count, tensor_count, segment_count, plan_count, unit_count;
     const uint8_t *image; /* start of the mapped file: tensor offsets count from here */
     uint64_t image_size;
     const gb_rope *ropes;     /* copied; their offsets count from rope_base, in the image */
@@ -78,7 +79,7 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */
 uint64_t gr_tensor_second_size(const gb_tensor *t);
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments);  /* bytes of one panel */
-uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l);          /* ring bytes */
+uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l); /* ring bytes */
 uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window);
 uint64_t gr_buffer_size(const gr_view *v, uint32_t kind); /* or GR_BUF_ROWS */
 enum { GR_BUF_ROWS = GB_BUF_HIDDEN + 1 }; /* the second size of HIDDEN; has no record */

@@ -1,8 +1,9 @@
 /* gr_kv.c: keys and values, the ring of every layer and the store of the chunk in progress.
  *
  * A layer's ring is [kv head][block]; a block holds 32 tokens of one head: K codes, K scales, V
- * codes, V scales. Position p stands in block (p / 32) mod blocks. The ring is written after the
- * whole chunk has attended, so a chunk never evicts what its own first tokens see. */
+ * codes, V scales. Position p stands in block (p / 32) mod blocks; a head that keeps a part has its
+ * first blocks, the sink, before its ring. The ring is written after the whole chunk has attended,
+ * so a chunk never evicts what its own first tokens see. */
 #include "gr_model.h"
 
 /* Parts of a ring block, in bytes from its start. */
@@ -28,11 +29,36 @@ static gr_kv_block block_of(const gr_engine *e, const gb_layer *l)
                          .ks = codes, .v = codes + scales, .vs = 2 * codes + scales};
 }
 
-static uint8_t *ring_block(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
-                           size_t size)
+static gb_kv_unit unit_of(const gr_engine *e, const gb_layer *l, uint32_t head)
 {
-    size_t index = (size_t)head * l->kv_blocks + position / GB_KV_BLOCK % l->kv_blocks;
+    return e->v.units ? e->v.units[l->unit_first + head]
+                      : (gb_kv_unit){.blocks = l->kv_blocks, .first = head * l->kv_blocks};
+}
+
+/* Positions that a unit's ring holds, without the sink. */
+static uint32_t ring_positions(const gb_kv_unit *u)
+{
+    return (u->blocks - u->sink) * GB_KV_BLOCK;
+}
+
+static uint8_t *ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_unit *u,
+                           uint32_t position, size_t size)
+{
+    uint32_t block = position / GB_KV_BLOCK, ring = u->blocks - u->sink;
+    size_t index = u->first + (block < u->sink ? block : u->sink + (block - u->sink) % ring);
     return e->kv + l->kv_offset + index * size;
+}
+
+gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position)
+{
+    const gb_kv_unit u = unit_of(e, l, head);
+    uint32_t end = position + 1, window = l->window;
+    if (u.recent > 0) { /* whole blocks: a sum's lanes are the same with a gap before them */
+        end = (uint32_t)gr_round_up(end, GB_KV_BLOCK);
+        window = u.recent * GB_KV_BLOCK;
+    }
+    uint32_t from = window && end > window ? end - window : 0, sink = u.sink * GB_KV_BLOCK;
+    return u.recent > 0 && from <= sink ? (gr_seen){0, 0} : (gr_seen){sink, from};
 }
 
 gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l)
@@ -88,7 +114,8 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
         return s;
     }
     gr_kv_block b = block_of(e, l);
-    const uint8_t *block = ring_block(e, l, head, position, b.size);
+    const gb_kv_unit u = unit_of(e, l, head);
+    const uint8_t *block = ring_block(e, l, &u, position, b.size);
     uint32_t slot = position % GB_KV_BLOCK, room = GB_KV_BLOCK - slot;
     size_t at = (size_t)slot * l->head_dim * element_size(e->v.conf.kv_type);
     end = end < e->pos ? end : e->pos;
@@ -105,13 +132,16 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
 {
     gr_kv_chunk c = gr_kv_chunk_of(e, l);
     gr_kv_block b = block_of(e, l);
-    uint32_t capacity = l->kv_blocks * GB_KV_BLOCK;
     size_t codes = (size_t)l->head_dim * c.element, scales = c.scales * sizeof(uint16_t);
-    for (uint32_t t = count > capacity ? count - capacity : 0; t < count; t++) {
-        uint32_t slot = (e->pos + t) % GB_KV_BLOCK;
-        for (uint32_t h = 0; h < l->kv_heads; h++) {
+    for (uint32_t h = 0; h < l->kv_heads; h++) {
+        const gb_kv_unit u = unit_of(e, l, h);
+        uint32_t sink = u.sink * GB_KV_BLOCK, capacity = ring_positions(&u);
+        for (uint32_t t = 0; t < count; t++) {
+            if (e->pos + t >= sink && count - t > capacity)
+                continue; /* the chunk's own end stands there */
+            uint32_t slot = (e->pos + t) % GB_KV_BLOCK;
             size_t row = (size_t)t * l->kv_heads + h;
-            uint8_t *block = ring_block(e, l, h, e->pos + t, b.size);
+            uint8_t *block = ring_block(e, l, &u, e->pos + t, b.size);
             memcpy(block + slot * codes, c.k + row * codes, codes);
             memcpy(block + b.v + slot * codes, c.v + row * codes, codes);
             memcpy(block + b.ks + slot * scales, c.ks + row * c.scales, scales);
@@ -124,10 +154,13 @@ bool gr_kv_evicts(const gr_engine *e, uint32_t count)
 {
     for (uint32_t i = 0; i < e->v.layer_count; i++) {
         const gb_layer *l = &e->v.layers[i];
-        uint32_t capacity = l->kv_blocks * GB_KV_BLOCK;
-        uint32_t oldest = l->window && e->pos + 1 > l->window ? e->pos + 1 - l->window : 0;
-        if (e->pos > oldest && e->pos + count > oldest + capacity)
-            return true;
+        for (uint32_t h = 0; h < l->kv_heads; h++) {
+            const gb_kv_unit u = unit_of(e, l, h);
+            uint32_t oldest = gr_kv_seen(e, l, h, e->pos).from, sink = u.sink * GB_KV_BLOCK;
+            oldest = oldest > sink ? oldest : sink;
+            if (e->pos > oldest && e->pos + count > oldest + ring_positions(&u))
+                return true;
+        }
     }
     return false;
 }

@@ -386,15 +386,36 @@ static uint32_t qkv_units(const gb_layer *l)
 typedef struct gr_tile {
     uint32_t token, head, rows;
     bool heads;
-    uint32_t begin, end; /* positions that any row sees */
-    float *s;            /* [rows][ld]: scores, then probabilities; s[0] is at begin & ~15 */
+    uint32_t sink;       /* positions from 0 that all rows see .. */
+    uint32_t begin, end; /* .. besides these, which any row sees */
+    float *s;            /* [rows][ld]: scores, then probabilities, in columns */
     size_t ld;
 } gr_tile;
 
-static uint32_t visible_from(const gr_fwd *f, uint32_t token)
+static gr_seen seen_by(const gr_fwd *f, uint32_t token, uint32_t head)
 {
-    uint32_t end = f->e->pos + token + 1;
-    return f->l->window && end > f->l->window ? end - f->l->window : 0;
+    const gb_layer *l = f->l;
+    return gr_kv_seen(f->e, l, head / (l->heads / l->kv_heads), f->e->pos + token);
+}
+
+/* Column of a score: the sink's, then the others', from begin & ~15. A column is its position
+ * modulo 16: sink and begin are whole blocks where there is a gap. */
+static uint32_t column(const gr_tile *t, uint32_t position)
+{
+    return position < t->sink ? position : t->sink + position - t->begin / 16 * 16;
+}
+
+/* The first position from `position` on that a row sees, beyond the gap. */
+static uint32_t onward(const gr_tile *t, uint32_t position)
+{
+    return position >= t->sink && position < t->begin ? t->begin : position;
+}
+
+static gr_span span_at(const gr_fwd *f, const gr_tile *t, uint32_t position)
+{
+    const gb_layer *l = f->l;
+    return gr_kv_span(f->e, l, t->head / (l->heads / l->kv_heads), position,
+                      position < t->sink ? t->sink : t->end);
 }
 
 static void score_tile(const gr_fwd *f, const gr_tile *t, const gr_span *span, float *to)
@@ -419,13 +440,14 @@ static void score_tile(const gr_fwd *f, const gr_tile *t, const gr_span *span, f
 static float softmax_row(const gr_fwd *f, const gr_tile *t, uint32_t i)
 {
     const gb_layer *l = f->l;
-    uint32_t token = t->token + (t->heads ? 0 : i), base = t->begin / 16 * 16;
-    uint32_t begin = visible_from(f, token), end = f->e->pos + token + 1, skip = begin % 16;
-    float *s = t->s + i * t->ld, *own = s + (begin - skip - base);
-    memset(s, 0, (size_t)(own - s) * sizeof *s);
-    memset(s + (end - base), 0, (t->end - end) * sizeof *s);
+    uint32_t token = t->token + (t->heads ? 0 : i), end = f->e->pos + token + 1;
+    uint32_t begin = t->sink ? 0 : seen_by(f, token, t->head).from, skip = begin % 16;
+    uint32_t first = column(t, begin - skip), last = column(t, end);
+    float *s = t->s + i * t->ld;
+    memset(s, 0, first * sizeof *s);
+    memset(s + last, 0, (t->end - end) * sizeof *s);
     float cap = l->flags & GB_LAYERF_ATTN_SOFTCAP ? l->attn_softcap : 0.0f;
-    return f->e->kern->softmax(own, skip, skip + (end - begin), l->score_scale, cap);
+    return f->e->kern->softmax(s + first, skip, last - first, l->score_scale, cap);
 }
 
 /* out: [rows][ldo], of which this head's are dim values. */
@@ -433,21 +455,20 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
 {
     const gr_engine *e = f->e;
     const gb_layer *l = f->l;
-    uint32_t type = e->v.conf.kv_type, dim = l->head_dim, base = t->begin / 16 * 16;
-    uint32_t kv_head = t->head / (l->heads / l->kv_heads);
+    uint32_t type = e->v.conf.kv_type, dim = l->head_dim;
     float total[GR_QUERIES];
     gr_span span;
-    for (uint32_t p = t->begin; p < t->end; p += span.count) {
-        span = gr_kv_span(e, l, kv_head, p, t->end);
-        score_tile(f, t, &span, t->s + (p - base));
+    for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
+        span = span_at(f, t, p);
+        score_tile(f, t, &span, t->s + column(t, p));
     }
     for (uint32_t i = 0; i < t->rows; i++) {
         total[i] = softmax_row(f, t, i);
         memset(out + i * ldo, 0, dim * sizeof *out);
     }
-    for (uint32_t p = t->begin; p < t->end; p += span.count) {
-        span = gr_kv_span(e, l, kv_head, p, t->end);
-        const float *s = t->s + (p - base);
+    for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
+        span = span_at(f, t, p);
+        const float *s = t->s + column(t, p);
         if (type == GB_KV_INT8)
             e->kern->value(s, t->ld, t->rows, &span, dim, l->kv_group, out, ldo);
         for (uint32_t i = 0; type != GB_KV_INT8 && i < t->rows; i++)
@@ -461,13 +482,17 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
 static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t head,
                        uint32_t most, bool heads)
 {
-    gr_tile t = {.token = token, .head = head, .heads = heads, .begin = visible_from(f, token)};
+    gr_seen seen = seen_by(f, token, head);
+    gr_tile t = {.token = token, .head = head, .heads = heads, .sink = seen.sink,
+                 .begin = seen.from};
     size_t room = (size_t)GB_MAX_THREADS * f->e->v.conf.context / f->threads;
     t.s = (float *)(void *)f->e->buf[GB_BUF_SCORES] + room * thread;
     for (uint32_t rows = 1; rows <= most; rows++) {
-        uint32_t end = f->e->pos + token + (heads ? 1 : rows);
-        size_t ld = gr_round_up(end - t.begin / 16 * 16, 16);
-        if (rows > 1 && ld * rows > room)
+        uint32_t last = token + (heads ? 0 : rows - 1), end = f->e->pos + last + 1;
+        size_t ld = gr_round_up(column(&t, end), 16);
+        seen = seen_by(f, last, head); /* rows of a tile have one gap */
+        bool same = seen.sink == t.sink && (t.sink == 0 || seen.from == t.begin);
+        if (rows > 1 && (!same || ld * rows > room))
             break;
         t.rows = rows, t.end = end, t.ld = ld;
     }

@@ -17,6 +17,13 @@ gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l);
 /* Keep a head of k (or v) of a token of the chunk, in its stored form. False: not finite. */
 bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t token, uint32_t head,
                const float *x);
+/* What a query at `position` sees of a KV head: positions below `sink`, and those from `from` to
+ * its own. Both are whole blocks where `sink` is not 0. */
+typedef struct gr_seen {
+    uint32_t sink, from;
+} gr_seen;
+
+gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position);
 /* Consecutive positions from `position` on, below `end`: from the ring before the chunk (which
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,

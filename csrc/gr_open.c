@@ -141,7 +141,8 @@ gemrun_status gr_open_header(gb_header *h, const uint8_t *image, uint64_t size, 
 static const uint32_t required[] = {GB_SEC_CONF, GB_SEC_LAYR, GB_SEC_TENS, GB_SEC_SEGM,
                                     GB_SEC_PLAN, GB_SEC_TOKN, GB_SEC_ROPE, GB_SEC_THRM,
                                     GB_SEC_TEST, GB_SEC_HDFJ, GB_SEC_MANI, GB_SEC_WHOT};
-enum { REQUIRED_COUNT = sizeof required / sizeof required[0] };
+enum { REQUIRED_COUNT = sizeof required / sizeof required[0],
+       MAX_UNITS = GB_MAX_LAYERS * GB_MAX_HEADS };
 
 static const gb_section *find(const reader *r, uint32_t type)
 {
@@ -204,9 +205,12 @@ static bool check_presence(reader *r)
     for (size_t i = 0; i < REQUIRED_COUNT; i++)
         if (!find(r, required[i]))
             return fail(r, GEMRUN_E_MISSING, required[i], 0, 0);
+    bool mask = (r->v->header.required_features & GB_REQ_KV_MASK) != 0;
+    if (mask != (find(r, GB_SEC_KVMK) != NULL))
+        return fail(r, GEMRUN_E_MISSING, GB_SEC_KVMK, mask, !mask);
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
-        bool known = s->type == GB_SEC_TMPL;
+        bool known = s->type == GB_SEC_TMPL || s->type == GB_SEC_KVMK;
         for (size_t k = 0; k < REQUIRED_COUNT; k++)
             known = known || s->type == required[k];
         if (!known && (s->flags & GB_SECF_REQUIRED))
@@ -264,7 +268,8 @@ uint64_t gr_open_tables_size(const uint8_t *image, uint64_t size)
     } known[] = {{GB_SEC_LAYR, sizeof(gb_layer), GB_MAX_LAYERS},
                  {GB_SEC_TENS, sizeof(gb_tensor), GB_MAX_TENSORS},
                  {GB_SEC_SEGM, sizeof(gb_segment), GB_MAX_SEGMENTS},
-                 {GB_SEC_PLAN, sizeof(gb_plan), GB_MAX_PLAN}};
+                 {GB_SEC_PLAN, sizeof(gb_plan), GB_MAX_PLAN},
+                 {GB_SEC_KVMK, sizeof(gb_kv_unit), MAX_UNITS}};
     gb_header h;
     gr_error e;
     if (gr_open_header(&h, image, size, &e) != GEMRUN_OK)
@@ -310,6 +315,32 @@ static bool open_conf(reader *r)
     return WITHIN(r, GEMRUN_E_CONF, 0, table);
 }
 
+/* What a layer's KV heads keep: all of its window, or, where there is none, a part. */
+static bool check_units(reader *r, uint32_t index)
+{
+    const gr_view *v = r->v;
+    const gb_layer *l = v->layers + index;
+    uint64_t start = index ? (uint64_t)l[-1].unit_first + l[-1].kv_heads : 0, first = 0;
+    start = v->units ? start : 0;
+    if (l->unit_first != start)
+        return bad(r, GEMRUN_E_LAYR, index, start, l->unit_first);
+    if (v->units && start + l->kv_heads > v->unit_count)
+        return bad(r, GEMRUN_E_KVMK, NO_RECORD, start + l->kv_heads, v->unit_count);
+    for (uint32_t h = 0; v->units && h < l->kv_heads; h++) {
+        const gb_kv_unit *u = v->units + start + h;
+        bool all = u->recent == 0, some = !all && l->window == 0;
+        uint64_t ring = all ? l->kv_blocks : (uint64_t)u->sink + u->recent + 1;
+        const range table[] = {
+            {u->recent, 0, some ? l->kv_blocks : 0}, {u->sink, some, some ? l->kv_blocks : 0},
+            {ring, 1, all ? l->kv_blocks : (uint64_t)l->kv_blocks - 1},
+            {u->blocks, ring, ring}, {u->first, first, first}};
+        if (!WITHIN(r, GEMRUN_E_KVMK, l->unit_first + h, table))
+            return false;
+        first += u->blocks;
+    }
+    return true;
+}
+
 static bool check_layer(reader *r, uint32_t index, uint64_t kv_offset)
 {
     const gb_conf *c = &r->v->conf;
@@ -334,8 +365,21 @@ static bool check_layer(reader *r, uint32_t index, uint64_t kv_offset)
         return bad(r, GEMRUN_E_LAYR, index, l->kv_heads, l->heads);
     if (int8 && ((group != 32 && group != 64 && group != l->head_dim) || l->head_dim % group))
         return bad(r, GEMRUN_E_LAYR, index, l->head_dim, group);
-    uint64_t size = gr_kv_layer_size(c->kv_type, l);
+    if (!check_units(r, index))
+        return false;
+    uint64_t size = gr_kv_layer_size(r->v, l);
     return l->kv_size == size || bad(r, GEMRUN_E_LAYR, index, size, l->kv_size);
+}
+
+static bool open_units(reader *r)
+{
+    gr_view *v = r->v;
+    const gb_section *s = find(r, GB_SEC_KVMK);
+    if (!s)
+        return true;
+    v->units = copy_records(r, GB_SEC_KVMK, GEMRUN_E_KVMK, sizeof(gb_kv_unit), 1, MAX_UNITS);
+    v->unit_count = v->units ? (uint32_t)s->record_count : 0;
+    return v->units != NULL;
 }
 
 static bool open_layers(reader *r)
@@ -346,13 +390,15 @@ static bool open_layers(reader *r)
     if (!v->layers)
         return false;
     v->layer_count = count;
-    bool ok = true;
+    bool ok = open_units(r);
     uint64_t kv = 0;
+    uint32_t units = 0;
     for (uint32_t i = 0; ok && i < count; i++) {
         ok = check_layer(r, i, kv);
         kv = gr_add(kv, v->layers[i].kv_size);
+        units += v->layers[i].kv_heads;
     }
-    return ok;
+    return ok && (!v->units || equal(r, GEMRUN_E_KVMK, GB_SEC_KVMK, units, v->unit_count));
 }
 
 static bool open_segments(reader *r)
@@ -705,6 +751,10 @@ static uint32_t layout_id(const gr_view *v)
     for (uint32_t i = 0; i < v->layer_count; i++) {
         const gb_layer *l = v->layers + i;
         const uint32_t one[] = {l->kv_heads, l->head_dim, l->kv_group, l->kv_blocks, l->window};
+        crc = gr_crc32(crc, one, sizeof one);
+    }
+    for (uint32_t i = 0; i < v->unit_count; i++) {
+        const uint32_t one[] = {v->units[i].sink, v->units[i].recent};
         crc = gr_crc32(crc, one, sizeof one);
     }
     return crc;

@@ -66,11 +66,17 @@ static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
     return kv_type == GB_KV_INT8 && l->kv_group ? gr_mul(l->head_dim / l->kv_group, 2) : 0;
 }
 
-uint64_t gr_kv_layer_size(uint32_t kv_type, const gb_layer *l)
+uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l)
 {
-    uint64_t token = gr_add(kv_codes(kv_type, l), kv_scales(kv_type, l));
+    uint32_t type = v->conf.kv_type;
+    uint64_t token = gr_add(kv_codes(type, l), kv_scales(type, l));
     uint64_t block = gr_align(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
-    return gr_mul(l->kv_heads, gr_mul(l->kv_blocks, block));
+    uint64_t blocks = gr_mul(l->kv_heads, l->kv_blocks);
+    if (v->units) { /* heads lie one behind the other */
+        const gb_kv_unit *last = v->units + l->unit_first + l->kv_heads - 1;
+        blocks = gr_add(last->first, last->blocks);
+    }
+    return gr_mul(blocks, block);
 }
 
 /* ---- arena ---- */
@@ -184,5 +190,6 @@ uint64_t gr_engine_size(const gr_view *v)
     size = gr_add(size, gr_mul(v->tensor_count, sizeof(gb_tensor)));
     size = gr_add(size, gr_mul(v->segment_count, sizeof(gb_segment)));
     size = gr_add(size, gr_mul(v->plan_count, sizeof(gb_plan)));
+    size = gr_add(size, gr_mul(v->unit_count, sizeof(gb_kv_unit)));
     return gr_align(size, 4096);
 }

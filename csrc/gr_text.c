@@ -100,6 +100,7 @@ static const struct {
     {GEMRUN_E_SECTION_CRC, SECTION_HEX, "a section's checksum disagrees; copy the file again"},
     {GEMRUN_E_CONF, RECORD, "CONF, the model's constants, breaks a rule; rebuild the file"},
     {GEMRUN_E_LAYR, RECORD, "LAYR, the layers, breaks a rule; rebuild the file"},
+    {GEMRUN_E_KVMK, RECORD, "KVMK, what KV heads keep, breaks a rule; rebuild the file"},
     {GEMRUN_E_SEGM, RECORD, "SEGM, the weight segments, breaks a rule; rebuild the file"},
     {GEMRUN_E_TENS, RECORD, "TENS, the tensors, breaks a rule; rebuild the file"},
     {GEMRUN_E_PLAN, RECORD, "PLAN, the memory plan, breaks a rule; rebuild the file"},

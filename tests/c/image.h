@@ -196,7 +196,7 @@ static inline void make_layers(maker *m, gb_layer *layers)
                         .window = i % 2 ? 32 : 0, .score_scale = 0.25f, .kv_source = i,
                         .kv_group = 32, .kv_offset = kv, .tens_first = m->count};
         l->kv_blocks = gr_kv_layer_blocks(image_context, l->window);
-        l->kv_size = gr_kv_layer_size(GB_KV_INT8, l);
+        l->kv_size = gr_kv_layer_size(&(gr_view){.conf.kv_type = GB_KV_INT8}, l);
         kv += l->kv_size;
         add_tensor(m, GB_ROLE_ATTN_NORM, at, 1, HIDDEN, 0);
         add_tensor(m, GB_ROLE_Q, at, 2 * HEAD_DIM, HIDDEN, 2);

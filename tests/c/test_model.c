@@ -104,7 +104,8 @@ static void add_layer(model *m, int32_t i, uint32_t kv_type)
     l->tens_count = m->e.v.tensor_count - l->tens_first;
     l->kv_blocks = gr_kv_layer_blocks(CONTEXT, l->window);
     l->kv_offset = i ? m->layers[i - 1].kv_offset + m->layers[i - 1].kv_size : 0;
-    l->kv_size = gr_kv_layer_size(kv_type, l);
+    m->e.v.conf.kv_type = kv_type;
+    l->kv_size = gr_kv_layer_size(&m->e.v, l);
 }
 
 static void add_rope(model *m)
