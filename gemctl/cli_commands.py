@@ -191,7 +191,9 @@ def info(session: Session) -> None:
 @main.group(invoke_without_command=True, context_settings=CONTEXT)
 @click.option("--disable", is_flag=True, help="free the model's memory, also over a restart")
 @click.option("--enable", is_flag=True, help="load it again")
-@click.option("--replace", "file", type=kinds.File(), help="another version, tried first")
+@click.option(
+    "--replace", "file", type=kinds.File(artifact=True), help="another version, tried first"
+)
 @replace_options
 @click.pass_context
 def model(ctx: click.Context, /, **given: Any) -> None:
@@ -218,7 +220,7 @@ def model_status(session: Session, name: str | None) -> None:
 
 
 @model.command("replace")
-@click.argument("file", type=kinds.File(), required=False)
+@click.argument("file", type=kinds.File(artifact=True), required=False)
 @replace_options
 @pass_session
 def model_replace(session: Session, /, **given: Any) -> None:
@@ -230,7 +232,7 @@ def model_replace(session: Session, /, **given: Any) -> None:
 
 
 @model.command("stage")
-@click.argument("file", type=kinds.File())
+@click.argument("file", type=kinds.File(artifact=True))
 @click.option("--name", type=kinds.ModelName(), required=True, help="the model")
 @pass_session
 def model_stage(session: Session, file: str, name: str) -> None:

@@ -121,12 +121,13 @@ class Word(Choice):
 
 
 class File(click.Path):
-    """A file that is there and can be read."""
+    """A file that is there and can be read; an artifact is no pipe and no device."""
 
     name = "FILE"
 
-    def __init__(self) -> None:
+    def __init__(self, artifact: bool = False) -> None:
         super().__init__(dir_okay=False)
+        self.artifact = artifact
 
     def convert(
         self,
@@ -142,6 +143,8 @@ class File(click.Path):
             self.fail(f"{path} is a folder; name a file in it", param, ctx)
         if not path.exists():
             self.fail(f"{path}: no such file; name one that is there", param, ctx)
+        if self.artifact and not path.is_file():
+            self.fail(f"{path} is no regular file; write it to one first", param, ctx)
         if not os.access(path, os.R_OK):
             self.fail(f"{path} cannot be read; look at its permissions", param, ctx)
         return str(path)

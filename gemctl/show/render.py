@@ -250,7 +250,7 @@ def replaced(found: dict[str, Any]) -> str:
         return f"{who}: serves already; nothing was changed"
     if "total_ms" not in found:
         return f"{who}: the program answers with it now"
-    how = ", the old one had to end first" if found["strategy"] == "serial" else ""
+    how = ", serial: the old one ended first" if found["strategy"] == "serial" else ""
     return (
         f"{who}: answers now{how}; exchanged in {found['flip_ms']:.1f} ms after "
         f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl model status"

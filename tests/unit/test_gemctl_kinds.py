@@ -102,6 +102,8 @@ def test_digests_and_words() -> None:
         ("model replace /nowhere",
          "model replace: /nowhere: no such file; name one that is there"),
         ("model --replace /", "model: --replace: / is a folder; name a file in it"),
+        ("model stage /dev/null --name a",
+         "model stage: /dev/null is no regular file; write it to one first"),
         ("model --serial",
          "model: --serial alone changes nothing; give it with --disable, --enable or --replace "
          "FILE"),
