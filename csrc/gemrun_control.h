@@ -87,7 +87,8 @@ GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *wa
 /* Pace: steps take at most duty/1000 of the time, idle time between requests counted up to a fifth
  * of a second. duty 0: no step until it is raised. threads 0: as opened. Prompts and tokens have a
  * pace of their own. Takes effect at the next step, wakes a sleeping one. The daemon's pace and
- * this one both hold: the lower duty, the fewer threads. Tests and warm-up are not paced. */
+ * this one both hold: the lower duty, the fewer threads. Tests and warm-up of a replacement are not
+ * paced: it has to come to its end although a pace of 0 holds the requests. */
 GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
                                             uint32_t prefill_duty, uint32_t prefill_threads);
 GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out);
@@ -95,7 +96,8 @@ GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_hand
 /* Let the daemon at `socket` see and steer this handle under `name` (1 to 64 of a-z, 0-9, '.', '_',
  * '-'). Two threads of its own keep the connection, make it again when the daemon restarts, and do
  * what it asks; inference never waits for them. The daemon's pace ends with a detach, or when the
- * daemon has been away for 10 seconds. Detach waits for a replacement on its way. */
+ * daemon has been away for 10 seconds. Detach waits for a replacement on its way. A version of the
+ * daemon's store comes as an open file, which stays open for a later enable; /proc is needed. */
 GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
 GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
 

@@ -24,6 +24,7 @@ enum { NAME = 65, MESSAGES = 64, STOPS = 8, BANS = 256, EXIT_BROKEN = 8, HELLO_M
        SEND_S = 10, RETRY_MS = 250, RETRY_MOST_MS = 2000, AWAY_MS = 10000 };
 
 typedef struct gs_frame { /* a frame, and what was read in it */
+    int file; /* descriptor that came with it, or -1 */
     gs_json json;
     char bytes[GS_FRAME + 1];
 } gs_frame;
@@ -68,14 +69,43 @@ static bool send_all(int fd, const uint8_t *bytes, size_t size)
     return true;
 }
 
-static bool read_all(int fd, void *to, size_t size)
+static void set_file(gs_frame *f, int file)
+{
+    if (f->file >= 0)
+        close(f->file);
+    f->file = file;
+}
+
+/* Keep the descriptor of a message; the last one, should there be several. */
+static void take_files(struct msghdr *m, gs_frame *f)
+{
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+        bool files = c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS;
+        for (size_t at = CMSG_LEN(0); files && at + sizeof(int) <= c->cmsg_len; at += sizeof(int)) {
+            int file;
+            memcpy(&file, (char *)c + at, sizeof file);
+            set_file(f, file);
+        }
+    }
+}
+
+/* The next bytes of a frame, and the descriptor beside them. */
+static bool read_all(int fd, void *to, size_t size, gs_frame *f)
 {
     for (char *at = to; size > 0;) {
-        ssize_t n = read(fd, at, size);
+        union {
+            struct cmsghdr head;
+            char bytes[CMSG_SPACE(4 * sizeof(int))];
+        } beside;
+        struct iovec part = {.iov_base = at, .iov_len = size};
+        struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = beside.bytes,
+                           .msg_controllen = sizeof beside.bytes};
+        ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return false;
+        take_files(&m, f);
         at += n;
         size -= (size_t)n;
     }
@@ -86,12 +116,13 @@ static bool read_all(int fd, void *to, size_t size)
 static bool receive(gs_channel *c)
 {
     uint8_t head[4];
-    if (!read_all(c->fd, head, sizeof head))
+    set_file(c->frame, -1);
+    if (!read_all(c->fd, head, sizeof head, c->frame))
         return false;
     size_t size = (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
                   (size_t)head[3] << 24;
     c->broken = size == 0 || size > GS_FRAME;
-    if (c->broken || !read_all(c->fd, c->frame->bytes, size))
+    if (c->broken || !read_all(c->fd, c->frame->bytes, size, c->frame))
         return false;
     c->broken = !gs_parse(&c->frame->json, c->frame->bytes, size) ||
                 c->frame->json.values[0].kind != GS_OBJECT;
@@ -480,12 +511,22 @@ static void job_request(gs_channel *c)
     send_event(c);
 }
 
+/* By the file that came with the frame, else by its path, as also where there is no /proc. */
+static gemrun_status replace_model(gs_channel *c, const gemrun_replacement *o,
+                                   gemrun_replace_times *t)
+{
+    int file = c->job->file;
+    c->job->file = -1;
+    gemrun_status st = file >= 0 ? gs_replace_file(c->h, file, o, t) : GEMRUN_E_OPEN;
+    return st == GEMRUN_E_OPEN ? gemrun_replace(c->h, text_of(c->job, "path"), o, t) : st;
+}
+
 static void job_replace(gs_channel *c)
 {
     gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(c->job, "warmup_prompt")};
     gemrun_replace_times t = {.size = sizeof t};
     o.allow_layout_change = (uint32_t)whole_of(c->job, "allow_layout_change", 1, 0);
-    gemrun_status st = gemrun_replace(c->h, text_of(c->job, "path"), &o, &t);
+    gemrun_status st = replace_model(c, &o, &t);
     if (st != GEMRUN_OK) {
         answer_failure(c, st, gemrun_last_error());
         return;
@@ -637,8 +678,12 @@ static void free_channel(gs_channel *c)
         if (c->wake[i] >= 0)
             close(c->wake[i]);
     pthread_mutex_destroy(&c->writing);
-    free(c->frame);
-    free(c->job);
+    for (int i = 0; i < 2; i++) {
+        gs_frame *f = i ? c->job : c->frame;
+        if (f)
+            set_file(f, -1);
+        free(f);
+    }
     free(c);
 }
 
@@ -653,6 +698,10 @@ static gs_channel *new_channel(gemrun_handle_t *h, int fd)
     c->wake[0] = c->wake[1] = -1;
     c->frame = malloc(sizeof *c->frame);
     c->job = malloc(sizeof *c->job);
+    if (c->frame)
+        c->frame->file = -1;
+    if (c->job)
+        c->job->file = -1;
     if (c->frame && c->job)
         return c;
     free_channel(c);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "gr_port.h"
 
@@ -389,8 +390,9 @@ static gemrun_status prove(gs_model *m, const gemrun_replacement *o, gemrun_repl
     return st;
 }
 
-static gemrun_status replace(gemrun_handle_t *h, const char *path, const gemrun_replacement *o,
-                             gemrun_replace_times *t)
+/* `file` is the descriptor that `path` names, or -1; it is the handle's where this succeeds. */
+static gemrun_status replace(gemrun_handle_t *h, const char *path, int file,
+                             const gemrun_replacement *o, gemrun_replace_times *t)
 {
     gemrun_status st;
     uint64_t start = gs_now();
@@ -412,6 +414,9 @@ static gemrun_status replace(gemrun_handle_t *h, const char *path, const gemrun_
     start = gs_now();
     free(h->path);
     h->path = kept;
+    if (h->file >= 0)
+        close(h->file);
+    h->file = file;
     flip(h, m, true);
     t->flip_ms = ms_since(start);
     return GEMRUN_OK;
@@ -431,11 +436,29 @@ gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
     if (!enter(h))
         return refuse_closing();
     pthread_mutex_lock(&h->changing);
-    gemrun_status st = replace(h, path, &o, &t);
+    gemrun_status st = replace(h, path, -1, &o, &t);
     pthread_mutex_unlock(&h->changing);
     leave(h);
     if (times)
         *times = t;
+    return st;
+}
+
+gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replacement *options,
+                              gemrun_replace_times *times)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    bool may = enter(h);
+    gemrun_status st = may ? GEMRUN_OK : refuse_closing();
+    if (may) {
+        pthread_mutex_lock(&h->changing);
+        st = replace(h, path, file, options, times);
+        pthread_mutex_unlock(&h->changing);
+        leave(h);
+    }
+    if (st != GEMRUN_OK)
+        close(file);
     return st;
 }
 
@@ -553,6 +576,7 @@ static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config
     h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .now = GS_UNPACED,
                         .since = gs_now()};
     h->config = config ? *config : gemrun_config_default();
+    h->file = -1;
     h->path = strdup(path);
     h->kernel = h->config.kernel ? strdup(h->config.kernel) : NULL;
     bool copied = h->path && !h->kernel == !h->config.kernel;
@@ -604,6 +628,8 @@ void gemrun_handle_close(gemrun_handle_t *h)
     pthread_mutex_destroy(&h->attaching);
     pthread_mutex_destroy(&h->changing);
     pthread_mutex_destroy(&h->lock);
+    if (h->file >= 0)
+        close(h->file);
     free(h->kernel);
     free(h->path);
     free(h);

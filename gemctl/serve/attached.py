@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class Attached:
 
     async def enable(self, prompt: str | None) -> dict[str, Any]:
         """Open its model again."""
-        more = {} if prompt is None else {"warmup_prompt": prompt}
+        more: dict[str, Any] = {} if prompt is None else {"warmup_prompt": prompt}
         await self.channel.request("enable", ANSWER_S, **more)
         self.figures["enabled"] = True
         return {"model": self.name, "attached": True}
@@ -115,13 +116,7 @@ class Attached:
         path = self._store.path(self.name, staged.digest)
         try:
             await artifact.inspect(self.name, path, self._config, self._root)
-            answer = await self.channel.request(
-                "replace",
-                ANSWER_S,
-                path=str(path),
-                warmup_prompt=p.warmup_prompt or self._config.warmup_prompt,
-                allow_layout_change=int(p.allow_layout_change),
-            )
+            answer = await self._hand_over(path, staged.digest, p)
         except ApiError as error:
             if error.code == "refused":  # the file's fault, not the program's or the layout's
                 await asyncio.to_thread(
@@ -132,3 +127,22 @@ class Attached:
         times = {key: value for key, value in answer.items() if key not in ("event", "id")}
         self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
         return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}
+
+    async def _hand_over(self, path: Path, digest: str, p: ReplaceParams) -> dict[str, Any]:
+        """The version as an open file, because its user need not be able to read the store; the
+        path is for programs of before that."""
+        file = self._store.open(self.name, digest)
+        try:
+            return await self.channel.request(
+                "replace",
+                ANSWER_S,
+                file,
+                path=str(path),
+                warmup_prompt=p.warmup_prompt or self._config.warmup_prompt,
+                allow_layout_change=int(p.allow_layout_change),
+            )
+        except ApiError as error:
+            named = re.sub(r"/proc/self/fd/\d+", str(path), error.message)
+            raise ApiError(error.code, named) from None
+        finally:
+            os.close(file)

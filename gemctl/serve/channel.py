@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from gemctl import waiting
 from gemctl.errors import ApiError, Code
 
 FRAME_MOST = 1 << 18  # bytes, both ways
+SEND_LOOK_S = 0.01  # between two looks whether a frame with a descriptor can go
 CANCEL_S = 30.0  # for the step that runs; the heartbeat ends an engine that hangs
 ENDS = frozenset({"done", "error"})  # events that end a stream
 
@@ -65,12 +67,14 @@ class Channel:
         self._queues: dict[int, asyncio.Queue[dict[str, Any] | None]] = {}
         self._next = 1
         self._writer: asyncio.StreamWriter | None = None
+        self._sock: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None  # of a request that was left early
         self.on_event: Callable[[dict[str, Any]], None] | None = None  # without an id: pong
 
     async def open(self, connected: socket.socket) -> None:
         """Take over a connected socket and begin to read."""
+        self._sock = connected
         reader, self._writer = await asyncio.open_connection(sock=connected)
         self._task = asyncio.create_task(self._read(reader))
 
@@ -120,21 +124,46 @@ class Channel:
         for queue in self._queues.values():
             queue.put_nowait(None)
 
-    def send(self, op: str, **fields: Any) -> None:
-        """Send a frame; never waits. Raises ApiError("bad_request") for one that is too large."""
+    def _frame(self, op: str, fields: dict[str, Any]) -> bytes:
         body = json.dumps({"op": op, **fields}, ensure_ascii=False).encode("utf-8")
         if len(body) > FRAME_MOST:
             raise ApiError(
                 "bad_request", f"request: {len(body)} bytes; send at most {FRAME_MOST} bytes"
             )
+        return len(body).to_bytes(4, "little") + body
+
+    def _open_writer(self) -> asyncio.StreamWriter:
         if self.closed.is_set() or self._writer is None:
             raise ApiError("failed", f"{self.name}: its engine is gone; send the request again")
-        self._writer.write(len(body).to_bytes(4, "little") + body)
+        return self._writer
 
-    async def stream(self, op: str, **fields: Any) -> AsyncIterator[dict[str, Any]]:
+    def send(self, op: str, **fields: Any) -> None:
+        """Send a frame; never waits. Raises ApiError("bad_request") for one that is too large."""
+        frame = self._frame(op, fields)
+        self._open_writer().write(frame)
+
+    async def _send_file(self, descriptor: int, op: str, **fields: Any) -> None:
+        """Send a frame with a descriptor beside it, once what was written before it is out."""
+        frame, sent = self._frame(op, fields), 0
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        while not sent:
+            waits = self._open_writer().transport.get_write_buffer_size()
+            try:
+                sent = self._sock.sendmsg([frame], rights) if self._sock and not waits else 0
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self._end()  # the next look tells it
+            if not sent:
+                await asyncio.sleep(SEND_LOOK_S)
+        self._open_writer().write(frame[sent:])
+
+    async def stream(
+        self, op: str, descriptor: int | None = None, **fields: Any
+    ) -> AsyncIterator[dict[str, Any]]:
         """Events of a request up to the one that ends it; an error event raises ApiError.
 
-        Left early, the request is cancelled.
+        Left early, the request is cancelled. `descriptor` goes with it; it stays the caller's.
         """
         if op == "generate" and self._draining is not None:
             await asyncio.shield(self._draining)
@@ -143,7 +172,10 @@ class Channel:
         queue = self._queues[number] = asyncio.Queue()
         ended = False
         try:
-            self.send(op, id=number, **fields)
+            if descriptor is None:
+                self.send(op, id=number, **fields)
+            else:
+                await self._send_file(descriptor, op, id=number, **fields)
             while not ended:
                 event = await queue.get()
                 if event is None:
@@ -176,11 +208,13 @@ class Channel:
         finally:
             self._queues.pop(number, None)
 
-    async def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    async def request(
+        self, op: str, timeout_s: float, descriptor: int | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """The one event that answers a request. Raises ApiError, "timeout" among them."""
 
         async def first() -> dict[str, Any]:
-            events = self.stream(op, **fields)
+            events = self.stream(op, descriptor, **fields)
             try:
                 async for event in events:
                     return event

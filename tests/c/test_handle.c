@@ -5,6 +5,7 @@
  * a share of time is checked it is the processor's, against a bound that a slow machine only
  * widens. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -1017,6 +1018,103 @@ static void test_attached(void)
     CHECK(mappings(folder) == 0);
 }
 
+/* ---- files beside the frames ---- */
+
+/* A frame, and descriptors with its first byte. */
+static void tell_with(const peer *p, const char *frame, const int *files, size_t count)
+{
+    uint32_t size = (uint32_t)strlen(frame);
+    uint8_t head[] = {(uint8_t)size, (uint8_t)(size >> 8), 0, 0};
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+    } beside;
+    struct iovec parts[] = {{head, sizeof head}, {(void *)(uintptr_t)frame, size}};
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2, .msg_control = beside.bytes,
+                       .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+    memset(&beside, 0, sizeof beside);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                          .cmsg_len = CMSG_LEN(count * sizeof(int))};
+    memcpy(CMSG_DATA(c), files, count * sizeof(int));
+    CHECK(sendmsg(p->fd, &m, MSG_NOSIGNAL) == (ssize_t)(sizeof head + size));
+}
+
+static uint32_t open_files(void)
+{
+    uint32_t count = 0;
+    DIR *d = opendir("/proc/self/fd");
+    CHECK(d != NULL);
+    while (readdir(d)) {
+        count++;
+    }
+    closedir(d);
+    return count;
+}
+
+/* Descriptors of this process once the program has read all that was sent. */
+static uint32_t open_files_now(peer *p)
+{
+    tell(p, "{\"op\":\"ping\"}"); /* what came with the frame before it is closed by now */
+    CHECK(hears(p, "pong", 0));
+    return open_files();
+}
+
+/* A version that the program could not open by its path comes as a descriptor. */
+static void test_files_of_frames(void)
+{
+    static peer p;
+    char frame[200];
+    int door = listen_at(), pair[2];
+    gemrun_handle_t *h = open_handle(paths[0]);
+    CHECK(gemrun_attach(h, socket_path, "agv-7") == GEMRUN_OK);
+    welcome(&p, door);
+    uint32_t before = open_files_now(&p);
+    int file = open(paths[1], O_RDONLY), place = open(folder, O_RDONLY);
+    CHECK(file >= 0 && place >= 0 && pipe(pair) == 0);
+    tell_with(&p, "{\"op\":\"replace\",\"id\":1,\"path\":\"/nowhere\"}", &file, 1);
+    CHECK(hears(&p, "replaced", 1) && answers_as(h, 1));
+    close(file);
+    CHECK(open_files_now(&p) == before + 4); /* the handle's own, and three of this test */
+    tell(&p, "{\"op\":\"disable\",\"id\":2}");
+    CHECK(hears(&p, "disabled", 2) && mappings(paths[1]) == 0);
+    tell(&p, "{\"op\":\"enable\",\"id\":3}");
+    CHECK(hears(&p, "enabled", 3) && answers_as(h, 1)); /* it can be opened again */
+
+    int many[] = {place, pair[0], pair[1], place};
+    for (uint32_t i = 1; i <= 4; i++) { /* what nobody asked for is not kept */
+        tell_with(&p, "{\"op\":\"ping\"}", many, i);
+        CHECK(hears(&p, "pong", 0));
+    }
+    tell_with(&p, "{\"op\":\"enable\",\"id\":4}", many, 4);
+    CHECK(hears(&p, "enabled", 4));
+    tell_with(&p, "{\"op\":\"replace\",\"id\":5,\"path\":\"/nowhere\"}", &place, 1);
+    CHECK(hears_error(&p, 5, GEMRUN_E_OPEN) && answers_as(h, 1));
+    file = open(bad_vector, O_RDONLY);
+    tell_with(&p, "{\"op\":\"replace\",\"id\":6,\"path\":\"/nowhere\"}", &file, 1);
+    CHECK(hears_error(&p, 6, GEMRUN_E_TEST_FAILED) && answers_as(h, 1));
+    close(file);
+    CHECK(open_files_now(&p) == before + 4);
+    snprintf(frame, sizeof frame, "{\"op\":\"replace\",\"id\":7,\"path\":\"%s\"}", paths[0]);
+    tell_with(&p, frame, &pair[0], 1); /* no file: then by the path, as without one */
+    CHECK(hears(&p, "replaced", 7) && answers_as(h, 0));
+    CHECK(open_files_now(&p) == before + 3);
+    file = open(paths[1], O_RDONLY);
+    tell_with(&p, "{\"op\":\"replace\",\"id\":8}", &file, 1);
+    CHECK(hears(&p, "replaced", 8) && answers_as(h, 1));
+    tell_with(&p, "{\"op\":\"ping\"}", many, 4); /* and never read: the program goes */
+    gemrun_handle_close(h);
+    for (uint32_t i = 0; i < 2; i++) {
+        close(pair[i]);
+    }
+    close(place);
+    close(file);
+    close(p.fd);
+    close(door);
+    unlink(socket_path);
+    CHECK(mappings(folder) == 0 && open_files() == before - 5);
+}
+
 /* ---- gemrun --serve ---- */
 
 static pid_t start_worker(peer *p, const char *path)
@@ -1197,6 +1295,7 @@ int main(void)
     test_storm();
     test_attach_arguments();
     test_attached();
+    test_files_of_frames();
     remove_files();
     puts("test_handle: ok");
     return 0;

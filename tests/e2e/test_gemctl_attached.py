@@ -4,6 +4,7 @@ replaced, over a daemon's death and their own."""
 from __future__ import annotations
 
 import functools
+import grp
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +215,66 @@ def test_disable_enable_replace(
         assert daemon.call("daemon.info")["attached"] == ["line-3"]
         assert program.end() == (0, "")
         wait_for(lambda: listed(daemon) is None)
+
+
+OTHER, GROUP = 65534, "daemon"  # a user that is nobody's, and a group that every system has
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is root's to be")
+def test_a_program_of_another_user_needs_no_look_into_the_store(
+    commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    """The version comes as an open file: by its path that user could not open it."""
+    groups = {"read_group": GROUP, "write_group": GROUP}
+    with Daemon(daemon=groups) as daemon, tempfile.TemporaryDirectory() as name:
+        daemon.folder.chmod(0o711)
+        public = Path(name)
+        public.chmod(0o755)
+        program, model = public / "attached", public / "first.gembin"
+        shutil.copy(commands["c"][0], program)
+        shutil.copy(versions[0], model)
+        model.chmod(0o644)
+        gid = str(grp.getgrnam(GROUP).gr_gid)
+        as_other = ["setpriv", "--reuid", str(OTHER), "--regid", gid, "--clear-groups"]
+        with Program([*as_other, str(program)], model, daemon.socket, "line-3") as other:
+            wait_for(lambda: listed(daemon))
+            other.more(versions, "a")
+            daemon.gemctl("model", "--replace", versions[1], "--name", "line-3")
+            wait_for(lambda: other.versions(versions)[-1] == "b")
+            stored = next((daemon.folder / "state").rglob("*.gembin"))
+            assert (daemon.folder / "state").stat().st_mode & 0o007 == 0
+            tried = subprocess.run([*as_other, "cat", stored], capture_output=True, check=False)
+            assert tried.returncode != 0
+            assert b"Permission denied" in tried.stderr
+            # it is opened again from where it is
+            daemon.gemctl("model", "--disable", "--name", "line-3")
+            wait_for(lambda: other.mapped(".gembin") == 0)
+            daemon.gemctl("model", "--enable", "--name", "line-3")
+            other.more(versions, "b")
+            with pytest.raises(Refused) as caught:
+                daemon.replace(Path(__file__), name="line-3")
+            assert caught.value.code == "refused"
+            other.more(versions, "b")
+            assert other.end() == (0, "")
+
+
+def test_a_program_s_own_words_name_the_version(
+    daemon: Daemon,
+    commands: dict[str, list[str]],
+    versions: tuple[Path, Path],
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+) -> None:
+    """Not the descriptor that it came by."""
+    short = artifact_cache(
+        tiny_checkpoint("qwen3", seed=1), *OPTIONS[:2], "--kv-cache-size", "64", "--effort", "fast"
+    )
+    with Program(commands["c"], versions[0], daemon.socket, "line-3"):
+        wait_for(lambda: listed(daemon))
+        with pytest.raises(Refused, match="allow the layout change") as caught:
+            daemon.replace(short, name="line-3")
+        assert "/proc/self/fd" not in str(caught.value)
+        assert ".gembin" in str(caught.value)
 
 
 def test_what_is_refused_leaves_the_program(
