@@ -17,6 +17,32 @@ int32_t gemrun_internal_digest(gemrun_context_t *ctx, const uint32_t *prompt,
     return gr_leave(ctx, st);
 }
 
+int32_t gemrun_internal_units(gemrun_context_t *ctx, const gb_kv_unit *units, uint32_t count)
+{
+    gemrun_status st = gr_enter(ctx);
+    if (st != GEMRUN_OK)
+        return st;
+    gr_view *v = &ctx->e.v;
+    size_t at = (size_t)((const uint8_t *)v->layers - ctx->engine.address);
+    gb_layer *layers = (gb_layer *)(void *)(ctx->engine.address + at); /* the engine's own copy */
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < v->layer_count; i++) {
+        layers[i].unit_first = count ? all : 0;
+        all += layers[i].kv_heads;
+    }
+    if (count != 0 && count != all)
+        return gr_leave(ctx, gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, all, count));
+    v->units = count ? units : NULL;
+    gr_reset(ctx);
+    return gr_leave(ctx, st);
+}
+
+void gemrun_internal_watch(gemrun_context_t *ctx, gr_watch watch, void *user)
+{
+    ctx->e.watch = watch;
+    ctx->e.watch_user = user;
+}
+
 int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, gr_capture capture,
                                void *user)
 {

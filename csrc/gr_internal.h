@@ -112,6 +112,17 @@ typedef struct gr_kernels gr_kernels; /* gr_kern.h: a table of functions, chosen
 typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const float *x,
                            uint32_t rows, uint32_t cols);
 
+/* Internal hook of the compiler's cache template: one head of one token of a layer without a
+ * window, right after it attended. */
+typedef struct gr_watched {
+    uint32_t layer, head, position;
+    const float *weights; /* [position + 1]: probabilities before the division; gone after .. */
+    const float *out;     /* [head_dim] */
+    const void *pass;     /* .. gr_attend_as, which takes the rest */
+    uint32_t token, thread;
+} gr_watched;
+typedef void (*gr_watch)(void *user, const gr_watched *w); /* on the threads of the team */
+
 typedef struct gr_engine {
     gr_view v;
     const gr_kernels *kern;
@@ -132,6 +143,8 @@ typedef struct gr_engine {
     gr_error err;
     gr_capture capture; /* NULL in normal use */
     void *capture_user;
+    gr_watch watch; /* NULL in normal use */
+    void *watch_user;
 } gr_engine;
 
 static inline uint32_t gr_step_threads(const gr_engine *e, uint32_t most)

@@ -49,16 +49,21 @@ static uint8_t *ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_un
     return e->kv + l->kv_offset + index * size;
 }
 
+gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
+{
+    uint32_t end = position + 1;
+    if (u->recent > 0) { /* whole blocks: a sum's lanes are the same with a gap before them */
+        end = (uint32_t)gr_round_up(end, GB_KV_BLOCK);
+        window = u->recent * GB_KV_BLOCK;
+    }
+    uint32_t from = window && end > window ? end - window : 0, sink = u->sink * GB_KV_BLOCK;
+    return u->recent > 0 && from <= sink ? (gr_seen){0, 0} : (gr_seen){sink, from};
+}
+
 gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position)
 {
     const gb_kv_unit u = unit_of(e, l, head);
-    uint32_t end = position + 1, window = l->window;
-    if (u.recent > 0) { /* whole blocks: a sum's lanes are the same with a gap before them */
-        end = (uint32_t)gr_round_up(end, GB_KV_BLOCK);
-        window = u.recent * GB_KV_BLOCK;
-    }
-    uint32_t from = window && end > window ? end - window : 0, sink = u.sink * GB_KV_BLOCK;
-    return u.recent > 0 && from <= sink ? (gr_seen){0, 0} : (gr_seen){sink, from};
+    return gr_kv_unit_seen(&u, l->window, position);
 }
 
 gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l)

@@ -450,6 +450,16 @@ static float softmax_row(const gr_fwd *f, const gr_tile *t, uint32_t i)
     return f->e->kern->softmax(s + first, skip, last - first, l->score_scale, cap);
 }
 
+static size_t score_room(const gr_fwd *f) /* floats of a thread */
+{
+    return (size_t)GB_MAX_THREADS * f->e->v.conf.context / f->threads;
+}
+
+static float *scores_of(const gr_fwd *f, uint32_t thread)
+{
+    return (float *)(void *)f->e->buf[GB_BUF_SCORES] + score_room(f) * thread;
+}
+
 /* out: [rows][ldo], of which this head's are dim values. */
 static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
 {
@@ -478,6 +488,24 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
         e->kern->divide(out + i * ldo, total[i], dim);
 }
 
+void gr_attend_as(const gr_watched *w, const gb_kv_unit *u, float *out)
+{
+    const gr_fwd *f = w->pass;
+    gr_seen seen = gr_kv_unit_seen(u, f->l->window, w->position);
+    gr_tile t = {.token = w->token, .head = w->head, .rows = 1, .sink = seen.sink,
+                 .begin = seen.from, .end = w->position + 1, .s = scores_of(f, w->thread)};
+    attend(f, &t, out, f->l->head_dim);
+}
+
+/* To the compiler's cache template. */
+static void show(const gr_fwd *f, const gr_tile *t, uint32_t thread, const float *out)
+{
+    gr_watched w = {.layer = f->layer, .head = t->head, .position = f->e->pos + t->token,
+                    .weights = t->s, .out = out, .pass = f, .token = t->token, .thread = thread};
+    if (f->e->watch && f->l->window == 0)
+        f->e->watch(f->e->watch_user, &w);
+}
+
 /* As many rows, up to `most`, as a thread's share of the score buffer holds. */
 static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_t head,
                        uint32_t most, bool heads)
@@ -485,8 +513,8 @@ static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_
     gr_seen seen = seen_by(f, token, head);
     gr_tile t = {.token = token, .head = head, .heads = heads, .sink = seen.sink,
                  .begin = seen.from};
-    size_t room = (size_t)GB_MAX_THREADS * f->e->v.conf.context / f->threads;
-    t.s = (float *)(void *)f->e->buf[GB_BUF_SCORES] + room * thread;
+    size_t room = score_room(f);
+    t.s = scores_of(f, thread);
     for (uint32_t rows = 1; rows <= most; rows++) {
         uint32_t last = token + (heads ? 0 : rows - 1), end = f->e->pos + last + 1;
         size_t ld = gr_round_up(column(&t, end), 16);
@@ -514,10 +542,11 @@ static void attention(void *arg, gr_range units, uint32_t thread)
         uint32_t run = together ? shared - head % shared : f->count - token;
         float out[SCRATCH];
         uint32_t most = gr_least(SCRATCH / width, GR_QUERIES);
-        most = gr_least(most, gr_least(units.to - u, run));
+        most = gr_least(f->e->watch ? 1 : most, gr_least(units.to - u, run));
         for (uint32_t h = 0; h < heads; h++) {
             t = tile_at(f, thread, token, head + h, most, together);
             attend(f, &t, out + (size_t)h * l->head_dim, width);
+            show(f, &t, thread, out + (size_t)h * l->head_dim);
         }
         for (uint32_t i = 0; i < t.rows; i++)
             f->bad[thread] |= !f->e->kern->act(

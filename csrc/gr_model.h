@@ -33,6 +33,11 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count);
 /* Would storing `count` more tokens overwrite keys that a token at e->pos may see? */
 bool gr_kv_evicts(const gr_engine *e, uint32_t count);
 
+/* What a query at `position` sees where a head of a layer with that window keeps `u`. */
+gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position);
+/* The output [head_dim] of a watched head, were it to keep `u`. */
+void gr_attend_as(const gr_watched *w, const gb_kv_unit *u, float *out);
+
 /* ---- views of weights and buffers (gr_model.c) ---- */
 gr_mat gr_matrix(const gr_view *v, const gb_tensor *t);
 const float *gr_vector(const gr_view *v, const gb_tensor *t);

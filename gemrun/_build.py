@@ -3,7 +3,7 @@
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
 The declarations are those of gemrun.h and gemrun_control.h, and the few internal ones of gr_hooks.h
-that gemmake's calibration and test vectors call; all are read from the headers, so they cannot
+and gs_probe.h that gemmake's calibration and test vectors call; all are read from the headers, so they cannot
 drift.
 """
 
@@ -18,10 +18,16 @@ MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 HEADERS = ("gemrun.h", "gemrun_control.h")
 
-# Internal: float inputs of one layer's products, for calibration (gr_internal.h).
+INTERNAL = ("gr_hooks.h", "gs_probe.h")
+
+# Internal: float inputs of one layer's products, for calibration; what a KV head keeps
+# (gr_internal.h, gembin.h).
 CAPTURE = """
 typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const float *x,
                            uint32_t rows, uint32_t cols);
+typedef struct gr_watched gr_watched;
+typedef void (*gr_watch)(void *user, const gr_watched *w);
+typedef struct gb_kv_unit { uint32_t sink, recent, blocks, first; } gb_kv_unit;
 """
 # Python functions that the engine calls; `user` is a handle of gemrun.context, .handle or .hooks.
 CALLBACKS = """
@@ -38,7 +44,8 @@ extern "Python" {
 def declarations() -> str:
     """What cffi reads: the headers without preprocessor lines and comments."""
     public = [(CSRC / name).read_text(encoding="utf-8") for name in HEADERS]
-    text = "".join(public) + CAPTURE + (CSRC / "gr_hooks.h").read_text(encoding="utf-8")
+    internal = [(CSRC / name).read_text(encoding="utf-8") for name in INTERNAL]
+    text = "".join(public) + CAPTURE + "".join(internal)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", text, flags=re.S)
     text = re.sub(r"^#.*$", "", text, flags=re.M)
@@ -48,7 +55,7 @@ def declarations() -> str:
 def _make_builder() -> cffi.FFI:
     builder = cffi.FFI()
     builder.cdef(declarations())
-    includes = "".join(f'#include "{name}"\n' for name in (*HEADERS, "gr_hooks.h"))
+    includes = "".join(f'#include "{name}"\n' for name in (*HEADERS, *INTERNAL))
     builder.set_source(MODULE, includes, py_limited_api=True)
     return builder
 

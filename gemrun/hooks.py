@@ -5,7 +5,7 @@ No promises: these functions serve one caller. They need numpy, which only a com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gemrun._engine import ffi, lib
@@ -40,6 +40,64 @@ def gemrun_py_capture(user: Any, layer: int, stage: int, x: Any, rows: int, cols
             listener.capture(layer, stage, values.reshape(rows, cols))
         except BaseException as error:  # must not unwind through C; raised after the call
             listener.failure = error
+
+
+class Probe:
+    """What KV heads of an open artifact would lose if they kept less. Context manager.
+
+    `units` are budgets (sink, recent) in blocks; `gram` [layers, heads, dim, dim] float32 is each
+    head's part of the output matrix times itself. Of every token whose position plus one is a
+    multiple of `every`, `figures` has [samples, layers, heads, 1 + 2 * budgets]: the square of the
+    head's own output, of the difference by budget, and the hidden share of the probabilities.
+    """
+
+    def __init__(
+        self,
+        context: GemRunContext,
+        units: Sequence[tuple[int, int]],
+        gram: Floats,
+        every: int,
+    ) -> None:
+        layers, heads, dim, _ = gram.shape
+        self._shape = (layers, heads, 1 + 2 * len(units))
+        self._gram = ffi.from_buffer("float[]", gram)
+        budgets = ffi.new("gb_kv_unit[]", [(sink, recent, 0, 0) for sink, recent in units])
+        with _Call(context._handle) as pointer:
+            self._probe = lib.gs_probe_new(
+                pointer, budgets, len(units), self._gram, layers, heads, dim, every
+            )
+        if self._probe == ffi.NULL:
+            raise MemoryError("probe: no memory for its figures")
+
+    def figures(self) -> Floats:
+        """A view of the figures; those of a position are overwritten when it comes again."""
+        import numpy as np
+
+        samples = ffi.new("uint32_t *")
+        data = lib.gs_probe_figures(self._probe, samples)
+        shape = (samples[0], *self._shape)
+        size = 4 * samples[0] * self._shape[0] * self._shape[1] * self._shape[2]
+        return np.frombuffer(ffi.buffer(data, size), np.float32).reshape(shape)
+
+    def close(self) -> None:
+        """Watch no longer; idempotent."""
+        probe, self._probe = self._probe, ffi.NULL
+        lib.gs_probe_free(probe)
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+def see_less(context: GemRunContext, units: Sequence[tuple[int, int, int, int]]) -> object:
+    """Let KV heads of an artifact without a mask see what `units` (sink, recent, blocks, first) say,
+    in rings that keep everything; none: all again. Keep what it returns as long as it holds."""
+    array = ffi.new("gb_kv_unit[]", list(units))
+    with _Call(context._handle) as pointer:
+        _check(lib.gemrun_internal_units(pointer, array, len(units)))
+    return array
 
 
 def run_hidden(
