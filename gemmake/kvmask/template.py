@@ -1,0 +1,202 @@
+"""The template of a sparse cache: measure, order, flip the cheapest heads until a gate closes.
+
+    losses over the calibration windows -> steps -> the largest template that passes the gates
+
+Everything is measured with the engine on the finished weights and the int8 cache. The template
+that is taken was itself judged; how quality falls with what is saved is kept as a curve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmake.kvmask.choose import FULL, Step, Template, all_steps, saved_blocks, template_of
+from gemmake.kvmask.gates import Judge, Limits, Quality
+from gemmake.kvmask.losses import Budget, Losses, Meter, budgets_for
+from gemmake.kvmask.saved import Saved
+from gemmake.model import Model
+from gemmake.progress import Reporter
+from gemrun.context import Config, GemRunContext
+
+ENOUGH = 1000  # looked-at tokens of which a budget hides something, to decide on it
+STORE_EVERY = 25  # windows
+FINE = 64  # the search ends within this part of all steps
+
+
+@dataclass(frozen=True)
+class Point:
+    """One judged template."""
+
+    steps: int
+    saved: float  # share of the blocks of all heads
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class Found:
+    """A template and how it was found."""
+
+    template: Template
+    budgets: tuple[Budget, ...]
+    limits: Limits
+    windows: int
+    tokens: int  # of the windows
+    covered: float  # share of heads whose budget was decided on enough samples and judged
+    point: Point  # of the template
+    curve: tuple[Point, ...]  # every template that was judged, the least saving first
+    recall: tuple[tuple[float, ...], ...]  # [layers][kv heads] kept attention in 95 % of tokens
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a template is looked for in."""
+
+    image: Path  # an artifact whose heads keep everything
+    model: Model
+    context: int  # tokens
+    blocks: tuple[int, ...]  # of a layer's heads that keep everything
+    threads: int
+    baseline: bool
+    limits: Limits
+    seconds: float | None  # for measuring; None: all windows
+    saved: Saved
+
+
+def find(
+    task: Task,
+    windows: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
+    reporter: Reporter,
+) -> Found:
+    """The largest template that passes the gates. windows, held_out: token ids."""
+    budgets = budgets_for(task.context)
+    losses = measure(task, budgets, windows, reporter)
+    steps = all_steps(losses.shares(), budgets, _full_blocks(task, losses))
+    heads = [layer.kv_heads for layer in task.model.spec.layers]
+    total = sum(h * b for h, b in zip(heads, task.blocks, strict=True))
+    from_token = budgets[0].tokens if budgets else 0
+
+    def points(judge: Judge) -> list[Point]:
+        def look(count: int) -> Point:
+            quality = judge.judge(
+                template_of(steps[:count], heads), held_out, from_token, reporter.advance
+            )
+            return Point(count, saved_blocks(steps[:count]) / total, quality)
+
+        return search(len(steps), look, task.limits)
+
+    reporter.start("judging what heads may keep", sum(map(len, held_out)) * rounds(len(steps)))
+    with Judge(task.image, task.threads, task.baseline, task.blocks) as judge:
+        judged = points(judge) if steps and held_out else []
+    return _found(task, losses, steps, heads, judged)
+
+
+def measure(
+    task: Task,
+    budgets: Sequence[Budget],
+    windows: Sequence[Sequence[int]],
+    reporter: Reporter,
+) -> Losses:
+    """Losses over the windows, as many as there is time for, going on where a run was stopped."""
+    reporter.start("measuring what heads may lose", sum(map(len, windows)))
+    config: Config = {
+        "threads": task.threads,
+        "ignore_memory": True,
+        "allow_foreign_board": True,
+    }
+    if task.baseline:
+        config["kernel"] = "scalar"
+    until = None if task.seconds is None else time.monotonic() + task.seconds
+    with GemRunContext(task.image, **config) as context:
+        meter = Meter(context, task.model, budgets)
+        if not budgets:
+            return meter.losses
+        task.saved.load(meter.losses)
+        reporter.advance(sum(map(len, windows[: meter.losses.windows])))
+        for first in range(meter.losses.windows, len(windows), STORE_EVERY):
+            if until is not None and time.monotonic() > until:
+                break
+            some = windows[first : first + STORE_EVERY]
+            meter.run(_told(some, reporter.advance))
+            task.saved.store(meter.losses)
+    return meter.losses
+
+
+def _told(
+    windows: Iterable[Sequence[int]], advance: Callable[[int], None]
+) -> Iterable[Sequence[int]]:
+    for ids in windows:
+        yield ids
+        advance(len(ids))
+
+
+def rounds(steps: int) -> int:
+    """How many templates a search judges at most, everything partial included."""
+    return 1 + max(1, min(steps, FINE)).bit_length()
+
+
+def search(steps: int, look: Callable[[int], Point], limits: Limits) -> list[Point]:
+    """Bisection for the most steps that pass; quality is taken to fall as more is saved. Ends
+    within a FINE part of all steps."""
+    found = [look(steps)]
+    if limits.hold(found[0].quality):
+        return found
+    passes, fails = 0, steps
+    while fails - passes > max(1, steps // FINE):
+        middle = (passes + fails) // 2
+        found.append(look(middle))
+        if limits.hold(found[-1].quality):
+            passes = middle
+        else:
+            fails = middle
+    return found
+
+
+def _full_blocks(task: Task, losses: Losses) -> list[int | None]:
+    """Blocks of a layer's heads; None where they have a window of their own, or too few samples."""
+    enough = len(losses.seen) > 0 and int(losses.seen.min()) >= ENOUGH
+    return [
+        None if layer.window or not enough else blocks
+        for layer, blocks in zip(task.model.spec.layers, task.blocks, strict=True)
+    ]
+
+
+def _found(
+    task: Task,
+    losses: Losses,
+    steps: Sequence[Step],
+    heads: Sequence[int],
+    judged: Sequence[Point],
+) -> Found:
+    none = Point(0, 0.0, Quality(0.0, 1.0, 0.0, 0))
+    passed = [p for p in judged if task.limits.hold(p.quality)]
+    best = max(passed, key=lambda p: p.steps, default=none)
+    template = template_of(steps[: best.steps], heads)
+    eligible = sum(layer.kv_heads for layer in task.model.spec.layers if not layer.window)
+    decided = len({step.unit for step in steps}) if judged else 0
+    return Found(
+        template=template,
+        budgets=losses.budgets,
+        limits=task.limits,
+        windows=losses.windows,
+        tokens=losses.tokens,
+        covered=decided / eligible if eligible else 0.0,
+        point=best,
+        curve=tuple(sorted([none, *judged], key=lambda p: p.steps)),
+        recall=_recall(losses, template),
+    )
+
+
+def _recall(losses: Losses, template: Template) -> tuple[tuple[float, ...], ...]:
+    """Attention that is kept in 95 % of the tokens, by head; 1 where everything is."""
+    kept = losses.recall(0.95)
+    return tuple(
+        tuple(
+            1.0 if budget == FULL else float(kept[losses.budgets.index(budget), layer, head])
+            for head, budget in enumerate(row)
+        )
+        for layer, row in enumerate(template.units)
+    )
