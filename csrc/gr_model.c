@@ -545,6 +545,7 @@ static void attention(void *arg, gr_range units, uint32_t thread)
         most = gr_least(f->e->watch ? 1 : most, gr_least(units.to - u, run));
         for (uint32_t h = 0; h < heads; h++) {
             t = tile_at(f, thread, token, head + h, most, together);
+            most = t.rows; /* a head before may have taken more: it is run again from there */
             attend(f, &t, out + (size_t)h * l->head_dim, width);
             show(f, &t, thread, out + (size_t)h * l->head_dim);
         }
