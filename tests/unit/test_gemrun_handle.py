@@ -524,3 +524,14 @@ def test_many_threads_do_everything(files: dict[str, Path], answers: dict[str, T
         assert all(future.result() > 0 for future in asked)
     handle.close()
     assert mappings(files["a"]) + mappings(files["b"]) == 0
+
+
+def test_a_version_compiled_for_shorter_steps_takes_its_own() -> None:
+    """A handle's prefill step is a wish: versions behind it are compiled for different ones."""
+    path = Path(__file__).parents[1] / "golden" / "v1.0" / "tiny-int4.gembin"
+    with pytest.raises(CallError, match="prefill_batch_size"):
+        GemRunContext(path, prefill_batch_size=64, ignore_memory=True)
+    with GemRunHandle(path, prefill_batch_size=64, ignore_memory=True) as handle:
+        assert len(handle.infer("abc", 3, ignore_stop_ids=True)) == 3
+    with pytest.raises(CallError, match="threads"):
+        GemRunHandle(path, prefill_batch_size=64, threads=9, ignore_memory=True)
