@@ -28,6 +28,10 @@ NAMES = {
     r"^[A-Za-z0-9_-]{1,64}$": "1 to 64 letters, digits, _ and -",
     r"^[A-Za-z0-9_-]{0,64}$": "up to 64 letters, digits, _ and -",
 }
+# What helps in a file -> in a command's line.
+REMEDIES = {
+    "set tls = true or ca_file, or insecure = true": "give --ca-file, or --insecure",
+}
 TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate")
 KINDS = {
     "integer": "whole number",
@@ -72,6 +76,8 @@ def of_options(error: ValidationError, model: type[BaseModel]) -> str:
     """The first mistake, where values are options of a command: --ca-file for ca_file."""
     one = error.errors(include_url=False)[0]
     keys, what = _keys(one), _what(one, model.model_json_schema())
+    for in_file, in_line in REMEDIES.items():
+        what = what.replace(in_file, in_line)
     return f"--{'-'.join(keys).replace('_', '-')}: {what}"
 
 

@@ -175,6 +175,22 @@ def test_modes_and_limits_for_a_while(daemon: Daemon) -> None:
     assert throttle(daemon)["duty"] == 0.25
 
 
+def test_a_threshold_above_the_board_s_is_told(daemon: Daemon, board: sysfs.Sysfs) -> None:
+    """The answer has the value that was asked for, the one in force, and why."""
+    found = daemon.call("throttle.set", temp_c=140.0)
+    passive = min(
+        int(path.read_text(encoding="ascii")) / 1000
+        for path in board.find("tj-thermal").glob("trip_point_*_temp")
+        if path.with_name(path.name.replace("_temp", "_type")).read_text().strip() == "passive"
+    )
+    assert (found["asked_c"], found["threshold_c"]) == (140.0, passive - 5.0)
+    assert "140 C was asked for" in found["threshold_note"]
+    assert f"{passive - 5:g} C" in found["threshold_note"]
+    assert f"{passive - 5:g} C" in daemon.gemctl("throttle")
+    found = daemon.call("throttle.set", temp_c=70.0)
+    assert (found["asked_c"], found["threshold_c"], found["threshold_note"]) == (70.0, 70.0, "")
+
+
 def test_a_while_outlasts_a_restart(daemon: Daemon) -> None:
     """Two minutes and more do; the next change ends it, and so does its time."""
     daemon.gemctl("throttle", "--mode", "conservative")

@@ -185,8 +185,9 @@ def test_files(tmp_path: Path) -> None:
 def test_options_of_a_command_get_the_same_sentences() -> None:
     with pytest.raises(ValueError, match="another machine") as caught:
         MqttConfig(host="far.example")
-    assert config_words.of_options(caught.value, MqttConfig).startswith(  # type: ignore[arg-type]
-        "--host: far.example is another machine"
+    assert config_words.of_options(caught.value, MqttConfig) == (  # type: ignore[arg-type]
+        "--host: far.example is another machine and TLS is off; give --ca-file, or --insecure on "
+        "a network that you trust"
     )
     with pytest.raises(ValueError, match="pattern") as caught:
         MqttConfig(site="a/b")
