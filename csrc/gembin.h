@@ -266,6 +266,7 @@ _Static_assert(sizeof(gb_conf) == 256, "gb_conf");
 _Static_assert(offsetof(gb_conf, family) == 96, "gb_conf");
 _Static_assert(sizeof(gb_layer) == 128, "gb_layer");
 _Static_assert(offsetof(gb_layer, kv_offset) == 56, "gb_layer");
+_Static_assert(sizeof(gb_kv_unit) == 16, "gb_kv_unit");
 _Static_assert(sizeof(gb_segment) == 16, "gb_segment");
 _Static_assert(sizeof(gb_tensor) == 96, "gb_tensor");
 _Static_assert(offsetof(gb_tensor, offset) == 48, "gb_tensor");

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gemrun.format import records as rules
 from gemrun.format import sizes, spec, writer
-from gemrun.format.spec import Conf, Header, Layer, Plan, Rope, Segment, Tensor, Thermal
+from gemrun.format.spec import Conf, Header, KvUnit, Layer, Plan, Rope, Segment, Tensor, Thermal
 from gemrun.format.writer import Part
 
 
@@ -36,6 +37,7 @@ class Records:
     isa: int = 0
     isa_features: int = 0
     ram_budget: int = 0  # bytes, 0 = not stated
+    units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,59 @@ def place_tensors(
     return tuple(out), end
 
 
+Keep = tuple[int, int]  # (sink, recent) of a KV head, in blocks of 32 tokens; (0, 0): everything
+EVERYTHING: Keep = (0, 0)
+
+
 def place_kv(conf: Conf, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Ring blocks, sizes and offsets of the layers."""
-    at, out = 0, []
+    """Ring blocks, sizes and offsets of the layers, whose heads all keep everything."""
+    return place_units(conf, layers, ())[0]
+
+
+def place_units(
+    conf: Conf, layers: Sequence[Layer], keeps: Sequence[Keep]
+) -> tuple[tuple[Layer, ...], tuple[KvUnit, ...]]:
+    """Layers with their rings, and the records of KVMK, none where every head keeps everything.
+
+    `keeps`: of every KV head, in order of layers, then heads; empty: everything. ValueError for
+    another number of them, FormatError for what FORMAT.md 2.4 refuses.
+    """
+    count = sum(layer.kv_heads for layer in layers)
+    if keeps and len(keeps) != count:
+        raise ValueError(f"{len(keeps)} units for {count} KV heads")
+    masked = any(tuple(keep) != EVERYTHING for keep in keeps)
+    at, out, units = 0, [], list[KvUnit]()
     for index, layer in enumerate(layers):
         blocks = sizes.kv_blocks(conf.context, layer.window)
         layer = replace(layer, kv_source=index, kv_blocks=blocks, kv_offset=at)
-        layer = replace(layer, kv_size=sizes.kv_layer_size(conf.kv_type, layer))
+        layer = replace(layer, unit_first=len(units))
+        if masked:
+            units += _units_of(layer, keeps[len(units) : len(units) + layer.kv_heads])
+            rules.check_units(index, layer, units)
+        layer = replace(layer, kv_size=sizes.kv_layer_size(conf.kv_type, layer, units))
         at += layer.kv_size
         out.append(layer)
-    return tuple(out)
+    return tuple(out), tuple(units)
+
+
+def _units_of(layer: Layer, keeps: Sequence[Keep]) -> list[KvUnit]:
+    """A layer's units, one behind the other."""
+    first, out = 0, []
+    for sink, recent in keeps:
+        blocks = sizes.unit_blocks(layer, sink, recent)
+        out.append(KvUnit(sink=sink, recent=recent, blocks=blocks, first=first))
+        first += blocks
+    return out
 
 
 def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
-    manifest = records.manifest
+    units, manifest = records.units, records.manifest
     plain: list[Part] = [
         writer.section_part("CONF", conf.pack()),
         writer.section_part("LAYR", b"".join(la.pack() for la in layers)),
+        *([writer.section_part("KVMK", b"".join(u.pack() for u in units))] if units else []),
         writer.reserved_part("TENS", spec.size_of(Tensor) * len(records.tensors)),
         writer.section_part("SEGM", b"".join(s.pack() for s in segments)),
         writer.section_part("PLAN", b"".join(p.pack() for p in records.plans)),
@@ -114,7 +150,7 @@ def assemble(records: Records) -> Assembled:
     ]
     offsets, file_size = writer.place([(p.type, p.size) for p in plain])
     start = offsets[-1]
-    tens = b"".join(_moved(t, start).pack() for t in records.tensors)
+    tens = b"".join(moved(t, start).pack() for t in records.tensors)
     parts = tuple(writer.section_part("TENS", tens) if p.type == "TENS" else p for p in plain)
     totals = sizes.totals(
         conf,
@@ -124,9 +160,10 @@ def assemble(records: Records) -> Assembled:
         records.plans,
         file_size,
         records.weights_size,
+        units,
     )
     header = Header(
-        required_features=sizes.features_of(conf, segments),
+        required_features=sizes.features_of(conf, segments, units),
         ram_weights=totals.weights,
         ram_arena=totals.arena,
         ram_kv=totals.kv,
@@ -134,7 +171,7 @@ def assemble(records: Records) -> Assembled:
         ram_budget=records.ram_budget,
         isa=records.isa,
         isa_features=records.isa_features,
-        kv_layout_id=sizes.kv_layout_id(conf, layers),
+        kv_layout_id=sizes.kv_layout_id(conf, layers, units),
         hdf_sha256=records.hdf_sha256,
         target=spec.text_field(records.target, 16),
         ram_tables=totals.tables,
@@ -145,6 +182,7 @@ def assemble(records: Records) -> Assembled:
     return Assembled(header, parts, totals, file_size, start)
 
 
-def _moved(tensor: Tensor, start: int) -> Tensor:
+def moved(tensor: Tensor, start: int) -> Tensor:
+    """A tensor whose offsets count from another place, `start` bytes on."""
     second = tensor.second_offset + start if tensor.second_size else 0
     return replace(tensor, offset=tensor.offset + start, second_offset=second)

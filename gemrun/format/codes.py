@@ -42,6 +42,7 @@ class Code(IntEnum):
     ROOT = -47
     SHA256 = -48
     MANIFEST = -49
+    KVMK = -50
 
 
 class FormatError(ValueError):

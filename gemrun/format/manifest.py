@@ -1,9 +1,12 @@
 """The manifest: one msgpack map that names what the records only number.
 
-Keys (all present, ascending):
+Keys (all but kv_mask present, ascending):
     format      "gembin manifest 1"
     inputs      [{name, size, sha256}] of every file the compile read, sha256 as hex
     kv          {type, layout_id, context, layers: [[kv_heads, head_dim, group, window], ..]}
+    kv_mask     {covered, units, ..} only where the compile decided what KV heads keep: the share of
+                them, 0 to 1, that was decided on enough samples and passed the gate, and their
+                number; whatever else is said about it
     licence     text, as the checkpoint states it
     model       {name, family, hidden, vocab_rows, layers, trained_context}
     notes       [text] sentences for people: dropped tensors, ties, warnings of the compile
@@ -25,11 +28,12 @@ import msgpack  # type: ignore[import-untyped]
 
 from gemrun.format import sizes, spec
 from gemrun.format.codes import Code, FormatError
-from gemrun.format.spec import Conf, Format, KvType, Layer, Role, Segment, Tensor
+from gemrun.format.spec import Conf, Format, KvType, KvUnit, Layer, Role, Segment, Tensor
 
 TAG = "gembin manifest 1"
 MAX_DEPTH = 8
 KEYS = ("format", "inputs", "kv", "licence", "model", "notes", "options", "tensors", "tools")
+KV_MASK = "kv_mask"  # not in every manifest
 
 
 def encode(manifest: Mapping[str, Any]) -> bytes:
@@ -134,11 +138,11 @@ def _skip(raw: bytes, at: int) -> tuple[int, int]:
 
 
 # ---- what the manifest says, from the records ----
-def kv_entry(conf: Conf, layers: Sequence[Layer]) -> dict[str, Any]:
+def kv_entry(conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = ()) -> dict[str, Any]:
     """The `kv` entry."""
     return {
         "type": KvType(conf.kv_type).name.lower(),
-        "layout_id": sizes.kv_layout_id(conf, layers),
+        "layout_id": sizes.kv_layout_id(conf, layers, units),
         "context": conf.context,
         "layers": [[la.kv_heads, la.head_dim, la.kv_group, la.window] for la in layers],
     }
@@ -184,12 +188,15 @@ def build(
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     tools: Mapping[str, str] | None = None,
+    units: Sequence[KvUnit] = (),
+    kv_mask: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A whole manifest; `tensors` are tensor_entry() results in the order of TENS."""
     return {
         "format": TAG,
         "inputs": [dict(i) for i in inputs],
-        "kv": kv_entry(conf, layers),
+        "kv": kv_entry(conf, layers, units),
+        **({} if kv_mask is None else {KV_MASK: dict(kv_mask)}),
         "licence": licence,
         "model": model_entry(conf),
         "notes": list(notes),
@@ -205,11 +212,12 @@ def check(
     layers: Sequence[Layer],
     tensors: Sequence[Tensor],
     segments: Sequence[Segment],
+    units: Sequence[KvUnit] = (),
 ) -> None:
     """Compare a manifest with the records. FormatError(MANIFEST) names the first difference."""
-    if tuple(manifest) != KEYS or manifest["format"] != TAG:
+    if tuple(k for k in manifest if k != KV_MASK) != KEYS or manifest["format"] != TAG:
         _differs("keys", list(KEYS), list(manifest))
-    for key, wanted in (("kv", kv_entry(conf, layers)), ("model", model_entry(conf))):
+    for key, wanted in (("kv", kv_entry(conf, layers, units)), ("model", model_entry(conf))):
         if manifest[key] != wanted:
             _differs(key, wanted, manifest[key])
     _check_shapes(manifest)
@@ -239,6 +247,19 @@ def _check_shapes(manifest: Mapping[str, Any]) -> None:
         value = manifest[key]
         if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
             _malformed(key, f"a list of {what}", value)
+    if KV_MASK in manifest:
+        _check_mask(manifest[KV_MASK])
+
+
+def _check_mask(mask: Any) -> None:
+    """What gemcheck prints of kv_mask has its types."""
+    if not isinstance(mask, dict):
+        _malformed(KV_MASK, "a map", mask)
+    covered, units = mask.get("covered"), mask.get("units")
+    if not isinstance(covered, float) or not 0.0 <= covered <= 1.0:
+        _malformed(f"{KV_MASK}.covered", "a share from 0 to 1", covered)
+    if not isinstance(units, int) or isinstance(units, bool) or units < 0:
+        _malformed(f"{KV_MASK}.units", "a number of heads", units)
 
 
 def _malformed(where: str, wanted: str, found: object) -> None:

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gemrun.format import reader, spec, writer
+from gemrun.format import reader, sizes, spec, writer
 from gemrun.format.reader import Artifact
-from gemrun.format.spec import Buffer, Op, Role, Tensor
+from gemrun.format.spec import Buffer, KvUnit, Op, Role, Tensor
 
 SUFFIX = ".memmap"
 BEGIN = "total footprint  "  # by which a listing is known
@@ -124,6 +124,25 @@ def _rings(artifact: Artifact) -> Iterator[Row]:
     for index, layer in enumerate(artifact.layers):
         place = (f"{layer.kv_offset:#x}", str(layer.kv_size), str(spec.LINE))
         yield ("ring", f"kv {index}", *place, f"layer {index}", Op.ATTN.name, Op.ATTN.name)
+        yield from _units(artifact, index)
+
+
+def _units(artifact: Artifact, index: int) -> Iterator[Row]:
+    """The rings of a layer's KV heads, where some head of the model keeps a part."""
+    layer = artifact.layers[index]
+    block = sizes.kv_block_size(artifact.conf.kv_type, layer.head_dim, layer.kv_group)
+    for head, unit in enumerate(artifact.units_of(index)):
+        size = unit.blocks * block
+        place = (f"{layer.kv_offset + unit.first * block:#x}", str(size), str(spec.LINE))
+        owner = f"layer {index} head {head} keeps {kept(unit)}"
+        yield ("unit", f"kv {index}.{head}", *place, owner, Op.ATTN.name, Op.ATTN.name)
+
+
+def kept(unit: KvUnit) -> str:
+    """What a KV head keeps, in tokens."""
+    if not unit.partial:
+        return "all"
+    return f"{unit.sink * spec.KV_BLOCK}+{unit.recent * spec.KV_BLOCK} tokens"
 
 
 def _table(rows: Iterable[Row]) -> list[str]:

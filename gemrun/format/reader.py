@@ -26,6 +26,7 @@ from gemrun.format.files import open_regular
 from gemrun.format.spec import (
     Conf,
     Header,
+    KvUnit,
     Layer,
     Plan,
     Record,
@@ -49,6 +50,7 @@ class Records:
 
     conf: Conf
     layers: tuple[Layer, ...]
+    units: tuple[KvUnit, ...]  # empty: every KV head keeps all of its layer's window
     tensors: tuple[Tensor, ...]
     segments: tuple[Segment, ...]
     plans: tuple[Plan, ...]
@@ -86,6 +88,10 @@ class Artifact(Records):
     def segments_of(self, tensor: Tensor) -> Sequence[Segment]:
         """The segments of one tensor."""
         return sizes.segments_of(tensor, self.segments)
+
+    def units_of(self, layer: int) -> Sequence[KvUnit]:
+        """The units of one layer, by KV head; none where all keep everything."""
+        return sizes.units_of(self.layers[layer], self.units)
 
     def close(self) -> None:
         """Give the mapping back; views of it must be gone."""
@@ -152,7 +158,9 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
         _root(header, table)
         hdf = _hdf(image, header, sections["HDFJ"])
         manifest = manifest_.decode(_part(image, sections["MANI"]))
-        manifest_.check(manifest, found.conf, found.layers, found.tensors, found.segments)
+        manifest_.check(
+            manifest, found.conf, found.layers, found.tensors, found.segments, found.units
+        )
     return Artifact(
         header=header,
         signature=signature,
@@ -270,7 +278,7 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
     for start, stop in [*gaps, (end, header.file_size)]:
         if any(image[start:stop]):
             raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
-    return _present(entries)
+    return _present(entries, bool(header.required_features & spec.Feature.KV_MASK))
 
 
 def _entry_problem(entry: Section, name: bytes) -> str:
@@ -288,12 +296,18 @@ def _entry_problem(entry: Section, name: bytes) -> str:
     return ""
 
 
-def _present(entries: Sequence[Section]) -> dict[str, Section]:
+def _present(entries: Sequence[Section], masked: bool) -> dict[str, Section]:
+    """By name. `masked`: the header says that KV heads keep a part."""
     known = {spec.fourcc(name): name for name in spec.SECTIONS}
     out = {known.get(e.type, f"?{e.type:08x}"): e for e in entries}
+    mask = spec.MASK_SECTION
     for name in spec.SECTIONS:
-        if name not in out and name not in spec.OPTIONAL_SECTIONS:
+        wanted = masked if name == mask else name not in spec.OPTIONAL_SECTIONS
+        if wanted and name not in out:
             raise FormatError(Code.MISSING, f"section {name}: is missing", REBUILD)
+    if mask in out and not masked:
+        what = f"section {mask}: is there without its feature bit"
+        raise FormatError(Code.MISSING, what, REBUILD)
     for entry in entries:
         if entry.type not in known and entry.flags & spec.SectionFlag.REQUIRED:
             what = f"section {entry.name[:4]!r}: is required and unknown here"
@@ -335,7 +349,11 @@ def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
     conf = _array(image, sections, Conf, "CONF", 1)[0]
     records.check_conf(conf)
     layers = _array(image, sections, Layer, "LAYR", spec.MAX_LAYERS)
-    records.check_layers(conf, layers)
+    records.check_layer_count(conf, layers)
+    units: tuple[KvUnit, ...] = ()
+    if spec.MASK_SECTION in sections:
+        units = _array(image, sections, KvUnit, spec.MASK_SECTION, spec.MAX_UNITS)
+    records.check_layers(conf, layers, units)
     segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
     records.check_segments(segments)
     tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)
@@ -357,7 +375,7 @@ def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
     if "TMPL" in sections:
         template = tokens.read_tmpl(_part(image, sections["TMPL"]), conf.vocab_rows)
     return Records(
-        conf, layers, tensors, segments, plans, ropes, thermal, tests, tokenizer, template
+        conf, layers, units, tensors, segments, plans, ropes, thermal, tests, tokenizer, template
     )
 
 
@@ -371,6 +389,7 @@ def _ram(header: Header, sections: Mapping[str, Section], found: Records) -> Non
         found.plans,
         header.file_size,
         sections["WHOT"].size,
+        found.units,
     )
     wanted = {
         "ram_weights": totals.weights,
@@ -380,7 +399,7 @@ def _ram(header: Header, sections: Mapping[str, Section], found: Records) -> Non
         "ram_engine": totals.engine,
         "ram_stacks": totals.stacks,
         "ram_total": totals.total,
-        "kv_layout_id": sizes.kv_layout_id(found.conf, found.layers),
+        "kv_layout_id": sizes.kv_layout_id(found.conf, found.layers, found.units),
     }
     for name, value in wanted.items():
         if getattr(header, name) != value:

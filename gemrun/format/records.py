@@ -18,6 +18,7 @@ from gemrun.format.spec import (
     ConfFlag,
     Format,
     KvType,
+    KvUnit,
     Layer,
     LayerFlag,
     Plan,
@@ -127,20 +128,55 @@ def check_conf(conf: Conf) -> None:
         raise r.fail("family or name is not NUL-padded")
 
 
-def check_layers(conf: Conf, layers: Sequence[Layer]) -> None:
-    """FORMAT.md 2.4; the tensors of a layer are checked with TENS."""
+def check_layer_count(conf: Conf, layers: Sequence[Layer]) -> None:
+    """LAYR has as many records as CONF says."""
     if len(layers) != conf.layer_count:
         what = f"section LAYR: {len(layers)} records for {conf.layer_count} layers"
         raise FormatError(Code.LAYR, what, REBUILD)
-    at = 0
+
+
+def check_layers(conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = ()) -> None:
+    """FORMAT.md 2.4, layer after layer: its fields, its units, the size of its rings.
+
+    The tensors of a layer are checked with TENS. `units` are all of KVMK, empty where it is not
+    there.
+    """
+    at, count = 0, 0
     for index, layer in enumerate(layers):
         r = _Record(Code.LAYR, f"layer {index}")
         _layer_sizes(r, conf, layer)
         r.equal("kv_source", layer.kv_source, index)
         r.equal("kv_blocks", layer.kv_blocks, sizes.kv_blocks(conf.context, layer.window))
         r.equal("kv_offset", layer.kv_offset, at)
-        r.equal("kv_size", layer.kv_size, sizes.kv_layer_size(conf.kv_type, layer))
+        r.equal("unit_first", layer.unit_first, count if units else 0)
+        count += layer.kv_heads
+        if units:
+            check_units(index, layer, units)
+        r.equal("kv_size", layer.kv_size, sizes.kv_layer_size(conf.kv_type, layer, units))
         at += layer.kv_size
+    if units:
+        _Record(Code.KVMK, "section KVMK").equal("record count", len(units), count)
+
+
+def check_units(index: int, layer: Layer, units: Sequence[KvUnit]) -> None:
+    """The units of layer `index`, whose other fields are right."""
+    own = sizes.units_of(layer, units)
+    if len(own) < layer.kv_heads:
+        what = f"section KVMK: {len(units)} records, layer {index} has more KV heads"
+        raise FormatError(Code.KVMK, what, REBUILD)
+    first = 0
+    for head, unit in enumerate(own):
+        r = _Record(Code.KVMK, f"layer {index}, KV head {head}")
+        r.between("recent", unit.recent, 0, layer.kv_blocks)
+        if unit.partial:
+            r.equal("window of a head that keeps a part", layer.window, 0)
+            r.between("sink", unit.sink, 1, layer.kv_blocks)
+            r.between("sink + recent + 1", unit.sink + unit.recent + 1, 3, layer.kv_blocks - 1)
+        else:
+            r.equal("sink of a head that keeps all", unit.sink, 0)
+        r.equal("blocks", unit.blocks, sizes.unit_blocks(layer, unit.sink, unit.recent))
+        r.equal("first", unit.first, first)
+        first += unit.blocks
 
 
 def _layer_sizes(r: _Record, conf: Conf, layer: Layer) -> None:

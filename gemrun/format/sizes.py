@@ -11,7 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gemrun.format import spec
-from gemrun.format.spec import Buffer, Conf, Format, KvType, Layer, Op, Plan, Role, Segment, Tensor
+from gemrun.format.spec import (
+    Buffer,
+    Conf,
+    Format,
+    KvType,
+    KvUnit,
+    Layer,
+    Op,
+    Plan,
+    Role,
+    Segment,
+    Tensor,
+)
 
 PAGE = 4096
 STACK = 256 << 10  # of every thread but the caller's
@@ -94,17 +106,40 @@ def kv_blocks(context: int, window: int) -> int:
     return min(pad(window, spec.KV_BLOCK) // spec.KV_BLOCK + 1, every)
 
 
-def kv_layer_size(kv_type: int, layer: Layer) -> int:
-    """The ring of one layer, from its kv_blocks."""
+def units_of(layer: Layer, units: Sequence[KvUnit]) -> Sequence[KvUnit]:
+    """The units of one layer; none where there is no KVMK."""
+    return units[layer.unit_first : layer.unit_first + layer.kv_heads] if units else ()
+
+
+def unit_blocks(layer: Layer, sink: int, recent: int) -> int:
+    """Blocks of a KV head's ring: all of the layer's, or a part and one that is being filled."""
+    return sink + recent + 1 if recent > 0 else layer.kv_blocks
+
+
+def kv_layer_blocks(layer: Layer, units: Sequence[KvUnit] = ()) -> int:
+    """Blocks of all rings of one layer; `units` are all of KVMK, without them the ring is dense."""
+    own = units_of(layer, units)
+    return sum(u.blocks for u in own) if own else layer.kv_heads * layer.kv_blocks
+
+
+def kv_layer_size(kv_type: int, layer: Layer, units: Sequence[KvUnit] = ()) -> int:
+    """The rings of one layer, from its kv_blocks or its units. Bytes."""
     block = kv_block_size(kv_type, layer.head_dim, layer.kv_group)
-    return layer.kv_heads * layer.kv_blocks * block
+    return kv_layer_blocks(layer, units) * block
 
 
-def kv_layout_id(conf: Conf, layers: Sequence[Layer]) -> int:
+def kv_size(conf: Conf, layers: Iterable[Layer], units: Sequence[KvUnit] = ()) -> int:
+    """The KV cache of a model, as the header counts it; without `units` the dense one. Bytes."""
+    return pad(sum(kv_layer_size(conf.kv_type, layer, units) for layer in layers), PAGE)
+
+
+def kv_layout_id(conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = ()) -> int:
     """CRC-32 of everything that decides where a token's K and V lie."""
     words = [conf.kv_type, conf.context, conf.layer_count]
     for layer in layers:
         words += [layer.kv_heads, layer.head_dim, layer.kv_group, layer.kv_blocks, layer.window]
+    for unit in units:
+        words += [unit.sink, unit.recent]
     return zlib.crc32(struct.pack(f"<{len(words)}I", *words))
 
 
@@ -236,13 +271,14 @@ class Totals:
         return self.weights + self.arena + self.kv + self.tables + self.engine + self.stacks
 
 
-def engine_size(layers: int, tensors: int, segments: int, plans: int) -> int:
+def engine_size(layers: int, tensors: int, segments: int, plans: int, units: int = 0) -> int:
     """The engine block with its copies of the tables."""
     tables = (
         spec.size_of(Layer) * layers
         + spec.size_of(Tensor) * tensors
         + spec.size_of(Segment) * segments
         + spec.size_of(Plan) * plans
+        + spec.size_of(KvUnit) * units
     )
     return pad(ENGINE_FIXED + tables, PAGE)
 
@@ -255,20 +291,21 @@ def totals(
     plans: Sequence[Plan],
     file_size: int,
     weights_size: int,
+    units: Sequence[KvUnit] = (),
 ) -> Totals:
     """Every RAM figure of the header; `weights_size` is the size of WHOT."""
     weights = pad(weights_size, PAGE)
     return Totals(
         weights=weights,
         arena=pad(max((p.offset + p.size for p in plans), default=0), PAGE),
-        kv=pad(sum(la.kv_size for la in layers), PAGE),
+        kv=kv_size(conf, layers, units),
         tables=pad(file_size, PAGE) - weights,
-        engine=engine_size(len(layers), tensor_count, segment_count, len(plans)),
+        engine=engine_size(len(layers), tensor_count, segment_count, len(plans), len(units)),
         stacks=(conf.threads - 1) * STACK,
     )
 
 
-def features_of(conf: Conf, segments: Iterable[Segment]) -> int:
+def features_of(conf: Conf, segments: Iterable[Segment], units: Sequence[KvUnit] = ()) -> int:
     """required_features that follow from the records."""
     bits = {
         Format.F32: spec.Feature.FLOAT,
@@ -282,6 +319,7 @@ def features_of(conf: Conf, segments: Iterable[Segment]) -> int:
     out = int(spec.Feature.DENSE)
     int8 = conf.kv_type == KvType.INT8
     out |= int(spec.Feature.KV_INT8 if int8 else spec.Feature.KV_FLOAT)
+    out |= int(spec.Feature.KV_MASK) if units else 0
     for segment in segments:
         if segment.format in bits:
             out |= int(bits[Format(segment.format)])

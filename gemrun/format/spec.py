@@ -39,6 +39,7 @@ MAX_CHUNK = 4096
 MAX_HIDDEN = 65536
 MAX_FFN = 1 << 20
 MAX_HEADS = 1024
+MAX_UNITS = MAX_LAYERS * MAX_HEADS  # records of KVMK
 MAX_HEAD_DIM = 512
 MAX_THREADS = 8
 MAX_TESTS = 64
@@ -55,6 +56,7 @@ ENTRY_SIZE = 128
 SECTIONS = (
     "CONF",
     "LAYR",
+    "KVMK",
     "TENS",
     "SEGM",
     "PLAN",
@@ -68,6 +70,7 @@ SECTIONS = (
     "WHOT",
 )
 OPTIONAL_SECTIONS = frozenset({"TMPL"})
+MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK
 
 
 def fourcc(name: str) -> int:
@@ -94,9 +97,10 @@ class Feature(IntFlag):
     FLOAT = 16
     KV_INT8 = 32
     KV_FLOAT = 64
+    KV_MASK = 128
 
 
-REQ_KNOWN = 0x7F
+REQ_KNOWN = 0xFF
 
 
 class Isa(IntEnum):
@@ -415,7 +419,23 @@ class Layer(Record):
     tens_first: int = field_of("I")
     tens_count: int = field_of("I")
     sparsity_z: float = field_of("f")
-    reserved: bytes = field_of("40s")
+    unit_first: int = field_of("I")
+    reserved: bytes = field_of("36s")
+
+
+@dataclass(frozen=True)
+class KvUnit(Record):
+    """What a KV head of a layer keeps, in blocks of 32 tokens; recent 0: all of the window."""
+
+    sink: int = field_of("I")
+    recent: int = field_of("I")
+    blocks: int = field_of("I")
+    first: int = field_of("I")
+
+    @property
+    def partial(self) -> bool:
+        """Whether some positions leave the cache."""
+        return self.recent > 0
 
 
 @dataclass(frozen=True)
@@ -502,6 +522,7 @@ class TestVector(Record):
 ARRAYS: dict[str, type[Record]] = {
     "CONF": Conf,
     "LAYR": Layer,
+    "KVMK": KvUnit,
     "TENS": Tensor,
     "SEGM": Segment,
     "PLAN": Plan,

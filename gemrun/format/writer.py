@@ -190,6 +190,10 @@ class ArtifactWriter:
         self._streams[name] = _Stream(entry.offset, entry.size)
         self.write(name, payload)
 
+    def sha256_of(self, name: str) -> bytes:
+        """The digest of what a section holds so far."""
+        return self._streams[name].sha.digest()
+
     def seal(self) -> None:
         """Write table, root and header: the .partial is a whole artifact. May be called again."""
         for name, stream in self._streams.items():

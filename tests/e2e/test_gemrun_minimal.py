@@ -43,6 +43,7 @@ MISSING = {  # of gemrun.h
     "gemrun_version",
 }
 FEATURE_FLOAT = 0x10 | 0x40  # float matrices, float KV cache
+FEATURE_MASK = 0x80  # KV heads that keep a part
 KV_TYPE = 32  # offset in CONF
 KERNEL, THREADS = -10, -8  # gemrun.h
 UNREAD = {Code.THRM, Code.TMPL, Code.TOKN}  # sections that it reads in part, or not at all
@@ -170,6 +171,16 @@ def test_float_artifacts_are_refused(minimal: ctypes.CDLL, name: str) -> None:
     assert status(minimal, bytes(reseal(image))) == Code.LAYR
 
 
+def test_an_artifact_with_kvmk_is_refused(minimal: ctypes.CDLL) -> None:
+    """By its feature bit; and by its section where that bit is missing."""
+    image = bytearray(golden("tiny-kvmask"))
+    assert status(minimal, bytes(image)) == Code.FEATURE
+    features = struct.unpack_from("<Q", image, 48)[0]
+    assert features & FEATURE_MASK
+    struct.pack_into("<Q", image, 48, features & ~FEATURE_MASK)
+    assert status(minimal, bytes(reseal(image))) == Code.MISSING
+
+
 def test_settings_that_it_lacks_are_refused(minimal: ctypes.CDLL) -> None:
     path = str(GOLDEN / "v1.0" / "tiny-int4.gembin").encode()
     codes = [minimal.t_refused(path, which) for which in range(6)]
@@ -183,6 +194,9 @@ def test_golden_refusals_keep_their_codes(minimal: ctypes.CDLL, engine: EngineRe
         full, ours = engine.status(image), status(minimal, image)
         if path.name != "TOKN-vocabulary.gembin" and full in UNREAD:
             assert ours == 0, path.name
+        elif ours == Code.FEATURE != full:
+            assert full in (Code.KVMK, Code.LAYR, Code.MISSING), path.name
+            assert struct.unpack_from("<Q", image, 48)[0] & FEATURE_MASK, path.name
         else:
             assert ours == full, path.name
 
@@ -197,7 +211,7 @@ def agrees(image: bytes, full: int, ours: int) -> bool:
     if ours == full:
         return True
     if ours == Code.FEATURE:
-        return bool(struct.unpack_from("<Q", image, 48)[0] & FEATURE_FLOAT)
+        return bool(struct.unpack_from("<Q", image, 48)[0] & (FEATURE_FLOAT | FEATURE_MASK))
     if ours == Code.CONF:
         place = section_range(image, find(image, "CONF"))
         return place is not None and struct.unpack_from("<I", image, place[0] + KV_TYPE)[0] < 2
@@ -211,7 +225,7 @@ def test_damage_gets_the_code_of_the_full_engine(
     image, rng = golden("tiny-int4"), random.Random(11)
     images = list(mutations(image, 400, random.Random("minimal")))
     images += [image[:length] for length in range(0, len(image), 4096)]
-    for section in spec.SECTIONS:
+    for section in (s for s in spec.SECTIONS if s != spec.MASK_SECTION):
         place = section_range(image, find(image, section))
         assert place is not None
         for _ in range(60):

@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gemrun.format import assemble, manifest, sizes, spec, writer
@@ -35,7 +36,6 @@ from gemrun.format.spec import (
 )
 
 VOCAB = 264
-CONTEXT = 64
 HIDDEN = 32
 
 
@@ -51,12 +51,21 @@ class Kind:
     sandwich: bool
     second: Format | None = None  # format of the second group of DOWN
     ffn: int = 64
+    context: int = 64
+    kv_heads: int = 1
+    keeps: tuple[assemble.Keep, ...] = ()  # of every KV head, where one keeps a part
+    prompt: int = 40  # ids of the second test vector
 
 
 INT4 = Kind("tiny-int4", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, True, Format.Q8)
 FLOAT = Kind("tiny-f16", KvType.F32, Format.Q8_ROWS, Format.F16, True, False, ffn=16)
 RAW = Kind("tiny-q4raw", KvType.F16, Format.Q8_ROWS, Format.Q4RAW_BF16, False, False, ffn=32)
-KINDS = (INT4, FLOAT, RAW)
+# The second layer has a head that keeps 64 tokens, and one that keeps everything.
+MASKED = Kind(
+    "tiny-kvmask", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
+    context=160, kv_heads=2, keeps=((0, 0), (0, 0), (1, 1), (0, 0)), prompt=140,
+)  # fmt: skip
+KINDS = (INT4, FLOAT, RAW, MASKED)
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,7 @@ def layer_record(kind: Kind, index: int) -> Layer:
     return Layer(
         flags=int(flags),
         heads=2,
-        kv_heads=1,
+        kv_heads=kind.kv_heads,
         head_dim=16,
         ffn=kind.ffn,
         rope=index if kind.sandwich else 0,
@@ -371,7 +380,7 @@ def conf_of(kind: Kind, stream: Stream) -> Conf:
         hidden=HIDDEN,
         vocab_rows=VOCAB,
         rope_count=2 if kind.sandwich else 1,
-        context=CONTEXT,
+        context=kind.context,
         trained_context=128,
         chunk=16,
         threads=2,
@@ -383,7 +392,7 @@ def conf_of(kind: Kind, stream: Stream) -> Conf:
         norm_eps=1e-6,
         embed_scale=5.65685415 if kind.sandwich else 1.0,
         final_softcap=30.0 if kind.sandwich else 0.0,
-        text_limit=sizes.text_limit(CONTEXT),
+        text_limit=sizes.text_limit(kind.context),
         family=spec.text_field("gemma3" if kind.sandwich else "qwen2", 16),
         name=spec.text_field(kind.name, 64),
     )
@@ -404,7 +413,9 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
     stream.matrix(Role.HEAD, -1, VOCAB, HIDDEN, kind.table)
     conf = conf_of(kind, stream)
     placed, size = assemble.place_tensors(stream.tensors, stream.segments)
-    rings = list(assemble.place_kv(conf, layers))
+    placed_layers, units = assemble.place_units(conf, layers, kind.keeps)
+    rings = list(placed_layers)
+    table = (8, kind.context, rope_table(8, kind.context))
     canonical, digest = hdf()
     entries = [
         manifest.tensor_entry(f"t{i}.{Role(t.role).name.lower()}", t, stream.segments)
@@ -416,7 +427,7 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
         tensors=placed,
         segments=stream.segments,
         plans=plans_of(conf, rings, stream),
-        rope=assemble.rope_section([(8, CONTEXT, rope_table(8, CONTEXT))] * conf.rope_count),
+        rope=assemble.rope_section([table] * conf.rope_count),
         tokn=tokenizer(),
         tmpl=template() if kind.sandwich else None,
         thermal=Thermal(threshold_c=75.0, hysteresis_c=5.0, device_max_c=70.0),
@@ -424,11 +435,14 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
         hdf=canonical,
         hdf_sha256=digest,
         manifest=manifest.encode(
-            manifest.build(conf, rings, entries, licence="Apache-2.0", tools={"golden": "1"})
+            manifest.build(
+                conf, rings, entries, licence="Apache-2.0", tools={"golden": "1"}, units=units
+            )
         ),
         weights_size=size,
         target="generic-x86-64",
         isa=int(spec.Isa.X86_64),
+        units=units,
     )
     return Golden(records, tuple(weights(placed, stream.segments, kind.name)))
 
@@ -461,19 +475,19 @@ def write(
         return out.finish()
 
 
-def run_tests(image: Path) -> bytes:
-    """TEST records as the engine makes them."""
+def run_tests(image: Path, prompt: int = 40) -> bytes:
+    """TEST records as the engine makes them; the second has a prompt of so many ids."""
     from gemrun import GemRunContext
 
     out = b""
     with GemRunContext(image, threads=1, ignore_memory=True) as engine:
-        for prompt in ([VOCAB - 2, 116, 104, 101], list(range(40))):
-            digest, ids = engine.test_vector(prompt, 8)
+        for given in ([VOCAB - 2, 116, 104, 101], list(range(prompt))):
+            digest, ids = engine.test_vector(given, 8)
             out += spec.TestVector(
-                prompt_count=len(prompt),
+                prompt_count=len(given),
                 step_count=len(ids),
                 digest=digest,
-                prompt=tuple(prompt) + (0,) * (spec.TEST_PROMPT - len(prompt)),
+                prompt=tuple(given) + (0,) * (spec.TEST_PROMPT - len(given)),
                 steps=tuple(ids) + (0,) * (spec.TEST_STEPS - len(ids)),
             ).pack()
     return out
@@ -487,8 +501,9 @@ def main() -> None:
     good = folder / "v1.0"
     good.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
-        write(build(kind), good / f"{kind.name}.gembin", run_tests)
-    write_refused((good / f"{INT4.name}.gembin").read_bytes(), folder / "refused")
+        fill = partial(run_tests, prompt=kind.prompt)
+        write(build(kind), good / f"{kind.name}.gembin", fill)
+    write_refused(good, folder / "refused")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,16 @@ def unknown_required(image: bytearray) -> bytearray:
     return reseal(image, sections=False)
 
 
+def shortened(image: bytearray) -> bytearray:
+    """KVMK has one record less, and zeros behind it."""
+    at, where = find(image, "KVMK"), section(image, "KVMK")
+    put(image, at + 16, "Q", 48)
+    put(image, at + 24, "Q", 48)
+    put(image, at + 40, "Q", 3)
+    image[where + 48 : where + 64] = bytes(16)
+    return reseal(image)
+
+
 def raw(name: str, at: int = 0) -> Defect:
     """A byte of a section flips, no checksum follows."""
 
@@ -159,18 +169,42 @@ DEFECTS: dict[str, dict[str, Defect]] = {
 }
 
 
-def damaged(good: bytes) -> dict[str, bytes]:
-    """File name -> bytes of every golden file that must be refused."""
+# The same for an artifact with KVMK, whose third unit keeps 1 + 1 of 5 blocks.
+MASK_DEFECTS: dict[str, dict[str, Defect]] = {
+    "MISSING": {
+        "kvmk": without("KVMK"),
+        "kvmk-bit": header(48, "Q", 0x2B),
+    },
+    "LAYR": {"unit-first": record("LAYR", 128 + 88, "I", 1)},
+    "KVMK": {
+        "recent": record("KVMK", 32 + 4, "I", 3),
+        "recent-wraps": record("KVMK", 32 + 4, "I", 2**32 - 1),
+        "sink-0": record("KVMK", 32, "I", 0),
+        "window": record("KVMK", 4, "I", 1),
+        "full-with-sink": record("KVMK", 48, "I", 1),
+        "blocks": record("KVMK", 32 + 8, "I", 2),
+        "first": record("KVMK", 48 + 12, "I", 2),
+        "three-units": shortened,
+    },
+}
+#: Golden artifact -> what is done to it.
+BASES = {"tiny-int4": DEFECTS, "tiny-kvmask": MASK_DEFECTS}
+
+
+def damaged(good: Path) -> dict[str, bytes]:
+    """File name -> bytes of every golden file that must be refused, from the folder of the good."""
     out = {}
-    for code, defects in DEFECTS.items():
-        for what, damage in defects.items():
-            image = damage(bytearray(good))
-            assert image is not None
-            out[f"{code}-{what}.gembin"] = bytes(image)
+    for base, codes in BASES.items():
+        whole = (good / f"{base}.gembin").read_bytes()
+        for code, defects in codes.items():
+            for what, damage in defects.items():
+                image = damage(bytearray(whole))
+                assert image is not None
+                out[f"{code}-{what}.gembin"] = bytes(image)
     return out
 
 
-def write_refused(good: bytes, folder: Path) -> None:
+def write_refused(good: Path, folder: Path) -> None:
     """Write them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, image in damaged(good).items():

@@ -10,12 +10,13 @@ import collections
 import random
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fuzz.mutate import entries, find, mutations, reseal, section_range
-from gemrun.format import spec
+from gemrun.format import assemble, spec, writer
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import read_artifact
 from golden import make, refused
@@ -74,7 +75,7 @@ def test_golden_artifacts_are_accepted(engine: EngineReader, name: str) -> None:
 
 def test_golden_refusals_keep_their_codes(engine: EngineReader) -> None:
     files = sorted((GOLDEN / "refused").glob("*.gembin"))
-    assert len(files) == sum(len(d) for d in refused.DEFECTS.values())
+    assert len(files) == sum(len(d) for codes in refused.BASES.values() for d in codes.values())
     for path in files:
         code = Code[path.name.split("-")[0]]
         image = path.read_bytes()
@@ -204,11 +205,12 @@ RECORDS = {"CONF": spec.Conf, "LAYR": spec.Layer, "TENS": spec.Tensor, "SEGM": s
 EXTREMES = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
+@pytest.mark.parametrize("name", ["tiny-int4", "tiny-kvmask"])
 @pytest.mark.parametrize("section", RECORDS)
-def test_every_record_field_at_its_extremes(engine: EngineReader, section: str) -> None:
+def test_every_record_field_at_its_extremes(engine: EngineReader, section: str, name: str) -> None:
     """Counts and sizes that wrap, zero divisors, huge offsets: every word of two records."""
-    image = image_of("tiny-int4")
-    tally = Tally(engine, f"fields of {section} at their extremes")
+    image = image_of(name)
+    tally = Tally(engine, f"fields of {section} of {name} at their extremes")
     place = section_range(image, find(image, section))
     assert place is not None
     size = spec.size_of(RECORDS[section])
@@ -218,6 +220,156 @@ def test_every_record_field_at_its_extremes(engine: EngineReader, section: str) 
                 raw = bytearray(image)
                 struct.pack_into("<I", raw, place[0] + record * size + at, value)
                 tally.case(bytes(reseal(raw)), f"{section}[{record}]+{at} = {value:#x}")
+    tally.report()
+
+
+# ---- KVMK ----
+MASKED = "tiny-kvmask"
+BIT = int(spec.Feature.KV_MASK)
+
+
+def with_section(image: bytes, name: str, **fields: int) -> bytes:
+    """The image with fields of a table entry changed and everything sealed."""
+    raw, at = bytearray(image), find(image, name)
+    where = {"type": (0, "I"), "size": (16, "Q"), "mem_size": (24, "Q"), "record_size": (32, "I"),
+             "record_count": (40, "Q")}  # fmt: skip
+    for field, value in fields.items():
+        struct.pack_into("<" + where[field][1], raw, at + where[field][0], value)
+    return bytes(reseal(raw))
+
+
+def with_features(image: bytes, change: int) -> bytes:
+    """The image with other feature bits, sealed."""
+    raw = bytearray(image)
+    struct.pack_into("<Q", raw, 48, struct.unpack_from("<Q", raw, 48)[0] ^ change)
+    return bytes(reseal(raw, sections=False))
+
+
+def test_every_field_of_every_unit(engine: EngineReader) -> None:
+    """Small values too, as a wrong ring is near the right one; two fields at a time."""
+    image = image_of(MASKED)
+    tally = Tally(engine, "fields of KVMK")
+    place = section_range(image, find(image, "KVMK"))
+    assert place is not None
+    words = range(place[0], place[0] + place[1], 4)
+    values = (*range(8), *EXTREMES[2:], 0xFFFFFFFE, 0x80000001)
+    wanted = {0, Code.KVMK, Code.LAYR, Code.RAM}  # ring sizes and totals come behind the units
+    for at in words:
+        for value in values:
+            raw = bytearray(image)
+            struct.pack_into("<I", raw, at, value)
+            changed = raw != image
+            code = tally.case(bytes(reseal(raw)), f"KVMK+{at - place[0]} = {value:#x}", wanted)
+            assert bool(code) == changed, f"KVMK+{at - place[0]} = {value:#x}"
+    for number in range(place[1] // 16):
+        for sink in range(6):
+            for recent in range(6):
+                raw = bytearray(image)
+                ring = sink + recent + 1 if recent else 5
+                struct.pack_into("<III", raw, place[0] + 16 * number, sink, recent, ring)
+                tally.case(bytes(reseal(raw)), f"unit {number}: {sink} {recent}", wanted)
+    tally.report()
+
+
+def test_units_come_in_order_and_in_full_number(engine: EngineReader) -> None:
+    image = image_of(MASKED)
+    tally = Tally(engine, "order and number of units")
+    place = section_range(image, find(image, "KVMK"))
+    assert place is not None
+    units = [image[at : at + 16] for at in range(place[0], place[0] + place[1], 16)]
+    for one in range(len(units)):
+        for other in range(one):
+            moved = list(units)
+            moved[one], moved[other] = units[other], units[one]
+            raw = bytearray(image)
+            raw[place[0] : place[0] + place[1]] = b"".join(moved)
+            same = moved == units
+            tally.case(bytes(reseal(raw)), f"{one} and {other}", {0} if same else {Code.KVMK})
+    for count in (1, 2, 3, 5, 8):  # the gap behind has room for more, of zeros
+        size = {"size": 16 * count, "mem_size": 16 * count, "record_count": count}
+        raw = bytearray(with_section(image, "KVMK", **size))
+        end = place[0] + place[1]
+        if count < 4:
+            raw[place[0] + 16 * count : end] = bytes(end - place[0] - 16 * count)
+        tally.case(bytes(reseal(raw)), f"{count} units", {Code.KVMK})
+    for count in (2**32, 2**60, 2**64 - 1):
+        tally.case(with_section(image, "KVMK", record_count=count), f"{count}", {Code.TABLE})
+    for size, count in ((0, 0), (1, 64), (8, 8), (32, 2), (64, 1)):
+        wrong = with_section(image, "KVMK", record_size=size, record_count=count)
+        tally.case(wrong, f"{count} records of {size}", None if size == 0 else {Code.KVMK})
+    tally.report()
+
+
+def test_a_section_of_no_units(engine: EngineReader, tmp_path: Path) -> None:
+    golden = make.build(make.MASKED)
+    done = assemble.assemble(golden.records)
+    others = {
+        "KVMK": writer.section_part("KVMK", b""),
+        "WHOT": replace(done.parts[-1], data=golden.chunks),
+    }
+    parts = [others.get(part.type, part) for part in done.parts]
+    writer.write_artifact(tmp_path / "a", done.header, parts)
+    Tally(engine, "no units").case((tmp_path / "a").read_bytes(), "no units", {Code.KVMK})
+
+
+def test_kvmk_is_there_exactly_with_its_bit(engine: EngineReader) -> None:
+    image = image_of(MASKED)
+    tally = Tally(engine, "KVMK and its bit")
+    tally.case(with_features(image, BIT), "KVMK without its bit", {Code.MISSING})
+    for other in ("tiny-int4", "tiny-f16", "tiny-q4raw"):
+        without = with_features(image_of(other), BIT)
+        tally.case(without, f"{other}: the bit without KVMK", {Code.MISSING})
+    raw = bytearray(image)
+    at = find(image, "KVMK")
+    raw[at : at + 4] = raw[at + 96 : at + 100] = b"WHAT"
+    tally.case(bytes(reseal(raw)), "a required section that nobody knows", {Code.MISSING})
+    struct.pack_into("<I", raw, at + 4, 0)
+    tally.case(bytes(reseal(raw)), "an optional one, with the bit", {Code.MISSING})
+    dense = with_features(bytes(raw), BIT)
+    tally.case(dense, "an optional one, without the bit", {Code.LAYR})  # unit_first is not 0
+    unflagged = bytearray(image)
+    struct.pack_into("<I", unflagged, at + 4, 0)
+    tally.case(bytes(reseal(unflagged)), "not flagged as required", {0})
+    tally.report()
+
+
+def test_unit_first_follows_from_the_layers(engine: EngineReader) -> None:
+    tally = Tally(engine, "unit_first")
+    size, at = spec.size_of(spec.Layer), 88
+    for name, right in ((MASKED, (0, 2)), ("tiny-int4", (0, 0))):
+        image = image_of(name)
+        place = section_range(image, find(image, "LAYR"))
+        assert place is not None
+        for layer in range(2):
+            for value in (*range(5), *EXTREMES[2:]):
+                raw = bytearray(image)
+                struct.pack_into("<I", raw, place[0] + layer * size + at, value)
+                wanted = 0 if value == right[layer] else Code.LAYR
+                tally.case(bytes(reseal(raw)), f"{name}, layer {layer}: {value:#x}", {wanted})
+    tally.report()
+
+
+def test_the_first_broken_rule_is_reported(engine: EngineReader) -> None:
+    """Layer by layer: a layer's fields, its units, the size of its rings."""
+    image = image_of(MASKED)
+    layers, units = (section_range(image, find(image, name)) for name in ("LAYR", "KVMK"))
+    assert layers is not None
+    assert units is not None
+    size = spec.size_of(spec.Layer)
+    heads, kv_size = layers[0] + 8, layers[0] + 64
+    cases = {
+        "unit of layer 0, fields of layer 1": ((units[0] + 8, heads + size), Code.KVMK),
+        "unit of layer 1, fields of layer 1": ((units[0] + 40, heads + size), Code.LAYR),
+        "unit of layer 1, ring of layer 1": ((units[0] + 40, kv_size + size), Code.KVMK),
+        "unit of layer 1, ring of layer 0": ((units[0] + 40, kv_size), Code.LAYR),
+        "unit of layer 1, context": ((units[0] + 40, 0x900 + 16), None),
+    }
+    tally = Tally(engine, "two rules broken")
+    for what, (places, code) in cases.items():
+        raw = bytearray(image)
+        for at in places:
+            struct.pack_into("<I", raw, at, 0x12345)
+        tally.case(bytes(reseal(raw)), what, None if code is None else {code})
     tally.report()
 
 

@@ -246,11 +246,12 @@ def softcap(z: F32, c: np.float32) -> F32:
 
 
 def softmax_parts(scores: F32, visible: npt.NDArray[np.bool_]) -> tuple[F32, F32]:
-    """[T, heads, keys] and [T, keys] -> e (0 where hidden) and the sums [T, heads].
+    """Scores [T, heads, keys] and [T, keys], or [T, heads, keys] where heads see different keys,
+    -> e (0 where hidden) and the sums [T, heads].
 
     A hidden key adds +0 to a sum that is never -0, so it does not show.
     """
-    seen = visible[:, None]
+    seen = visible if visible.ndim == 3 else visible[:, None]
     top = np.where(seen, scores, f32(-np.inf)).max(axis=-1)
     e = np.where(seen, expf(np.where(seen, scores - top[..., None], f32(0))), f32(0))
     return e, sum16(e)

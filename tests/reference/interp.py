@@ -149,6 +149,18 @@ class Interpreter:
         table = self._ropes[int(layer["rope"])][: y.shape[0]]
         return fm.rope(y, table[:, None, 0], table[:, None, 1])
 
+    def _seen(self, layer: Any, tokens: int) -> Seen:
+        """[query, head, key]: what the layer's window and the units of its KV heads show."""
+        repeat = int(layer["heads"]) // int(layer["kv_heads"])
+        every = [_visible(tokens, int(layer["window"]))] * int(layer["kv_heads"])
+        if self.image.units is not None:
+            first = int(layer["unit_first"])
+            for head, unit in enumerate(self.image.units[first : first + len(every)]):
+                if unit["recent"]:
+                    part = _kept(tokens, int(unit["sink"]), int(unit["recent"]))
+                    every[head] = every[head] & part
+        return np.repeat(np.stack(every, axis=1), repeat, axis=1)
+
     def _mix(self, layer: Any, q: F32, k: F32, v: F32) -> F32:
         """Attention proper: [T, heads, head_dim]."""
         tokens, heads, dim = q.shape
@@ -168,27 +180,37 @@ class Interpreter:
         scores = dots * np.float32(layer["score_scale"])
         if int(layer["flags"]) & rec.LAYERF_ATTN_SOFTCAP:
             scores = fm.softcap(scores, np.float32(layer["attn_softcap"]))
-        visible = _visible(tokens, int(layer["window"]))
+        visible = self._seen(layer, tokens)
         e, total = fm.softmax_parts(scores, visible)
         acc = np.zeros((tokens, heads, dim), np.float32)
         for j in range(tokens):  # positions ascending, masked ones not visited
             if kind == rec.KV_INT8:
                 values, scales = parts[2].codes[j], parts[2].scales[j]
-                weight = e[:, :, None, j] * np.repeat(scales, repeat, 0)[None]
+                weight = e[j:, :, None, j] * np.repeat(scales, repeat, 0)[None]
                 weight = np.repeat(weight, group, axis=-1)
                 value = np.repeat(values.reshape(-1, dim), repeat, 0).astype(np.float32)
             else:
-                weight = e[:, :, j, None]
+                weight = e[j:, :, j, None]
                 value = np.repeat(v[j], repeat, 0)
-            acc = np.where(visible[:, j, None, None], fm.fmaf(weight, value[None], acc), acc)
+            more = fm.fmaf(weight, value[None], acc[j:])  # no earlier query sees it
+            acc[j:] = np.where(visible[j:, :, j, None], more, acc[j:])
         return np.asarray(acc / total[..., None])
 
 
-def _visible(tokens: int, window: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+Seen = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def _visible(tokens: int, window: int) -> Seen:
     """[query, key]: key j is visible from i when i - window < j <= i (window 0: all)."""
     i, j = np.arange(tokens)[:, None], np.arange(tokens)[None]
     seen = j <= i
     return seen & (i - window < j) if window else seen
+
+
+def _kept(tokens: int, sink: int, recent: int) -> Seen:
+    """[query, key]: of the blocks of 32 keys up to the query's own the first and the last ones."""
+    block = np.arange(tokens) // 32
+    return (block < sink)[None] | (block[:, None] - block[None] < recent)
 
 
 def _float_dots(q: F32, k: F32, repeat: int) -> F32:

@@ -47,6 +47,7 @@ class Layer:
     bias: bool = False
     kv_group: int = 32
     q_slabs: tuple[int, ...] = ()  # heads of each Q record; empty: one record
+    units: tuple[tuple[int, int], ...] = ()  # (sink, recent) of each KV head; empty: keep all
     default: Formats = ((fmt.Q4H, 0),)
     formats: Mapping[int, Formats] = field(default_factory=dict)
     gains: Mapping[int, float] = field(default_factory=dict)  # by role: factor of super-scales
@@ -336,14 +337,30 @@ def _kv_block(kv_type: int, spec: Layer) -> int:
     return pad(64 * spec.head_dim * (4 if kv_type == rec.KV_F32 else 2), 64)
 
 
+def _blocks(shape: Shape, spec: Layer) -> int:
+    every = pad(shape.context, 32) // 32
+    return min(pad(spec.window, 32) // 32 + 1, every) if spec.window else every
+
+
+def _units(shape: Shape) -> Any:
+    """KVMK: there as soon as a layer names units."""
+    rows = []
+    for spec in shape.layers if any(spec.units for spec in shape.layers) else ():
+        first = 0
+        for sink, recent in spec.units or ((0, 0),) * spec.kv_heads:
+            blocks = sink + recent + 1 if recent else _blocks(shape, spec)
+            rows.append(_record(rec.UNIT, sink=sink, recent=recent, blocks=blocks, first=first))
+            first += blocks
+    return np.array(rows, rec.UNIT)
+
+
 def _layers(shape: Shape, tensors: Sequence[Tensor]) -> Any:
-    rows, offset = [], 0
+    rows, offset, units, count = [], 0, _units(shape), 0
     for index, spec in enumerate(shape.layers):
-        own = [i for i, t in enumerate(tensors) if t.layer == index]
-        blocks = pad(shape.context, 32) // 32
-        if spec.window:
-            blocks = min(pad(spec.window, 32) // 32 + 1, blocks)
-        size = spec.kv_heads * blocks * _kv_block(shape.kv_type, spec)
+        tens = [i for i, t in enumerate(tensors) if t.layer == index]
+        blocks = _blocks(shape, spec)
+        own = [int(n) for n in units["blocks"][count : count + spec.kv_heads]]
+        size = sum(own or [spec.kv_heads * blocks]) * _kv_block(shape.kv_type, spec)
         flags = rec.LAYERF_QK_NORM * spec.qk_norm | rec.LAYERF_QKV_BIAS * spec.bias
         flags |= rec.LAYERF_ATTN_SOFTCAP * bool(spec.attn_softcap)
         rows.append(
@@ -353,11 +370,12 @@ def _layers(shape: Shape, tensors: Sequence[Tensor]) -> Any:
                 block=int(spec.sandwich), act=int(spec.silu), score_scale=spec.head_dim**-0.5,
                 attn_softcap=spec.attn_softcap, kv_source=index,
                 kv_group=spec.kv_group if shape.kv_type == rec.KV_INT8 else 0,
-                kv_offset=offset, kv_size=size, kv_blocks=blocks, tens_first=own[0],
-                tens_count=len(own),
+                kv_offset=offset, kv_size=size, kv_blocks=blocks, tens_first=tens[0],
+                tens_count=len(tens), unit_first=count if len(units) else 0,
             )
         )  # fmt: skip
         offset += size
+        count += spec.kv_heads
     return np.array(rows, rec.LAYER)
 
 
@@ -455,15 +473,18 @@ def _conf(shape: Shape, tensors: Sequence[Tensor], ropes: int) -> Any:
     )  # fmt: skip
 
 
-def _kv_layout_id(shape: Shape, layers: Any) -> int:
+def _kv_layout_id(shape: Shape, layers: Any, units: Any) -> int:
     words = [shape.kv_type, shape.context, len(layers)]
     for row in layers:
         words += [int(row[k]) for k in ("kv_heads", "head_dim", "kv_group", "kv_blocks", "window")]
+    for row in units:
+        words += [int(row["sink"]), int(row["recent"])]
     return zlib.crc32(np.array(words, "<u4").tobytes())
 
 
 def _features(shape: Shape, tensors: Sequence[Tensor]) -> int:
     bits = 1 | (32 if shape.kv_type == rec.KV_INT8 else 64)
+    bits |= 128 if any(spec.units for spec in shape.layers) else 0
     for t in tensors:
         for kind, _ in t.segments:
             bits |= FEATURE.get(kind, 0)
@@ -471,9 +492,9 @@ def _features(shape: Shape, tensors: Sequence[Tensor]) -> int:
 
 
 def _ram(shape: Shape, counts: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Memory figures (FORMAT.md 4.5). `counts`: layers, tensors, segments, plan records."""
+    """Memory figures (FORMAT.md 4.5). `counts`: layers, tensors, segments, plans, units."""
     weights = pad(sizes["whot"], 4096)
-    engine = 65536 + sum(a * b for a, b in zip((128, 96, 16, 48), counts, strict=True))
+    engine = 65536 + sum(a * b for a, b in zip((128, 96, 16, 48, 16), counts, strict=True))
     ram = {
         "ram_weights": weights,
         "ram_arena": pad(sizes["arena"], 4096),
@@ -486,8 +507,8 @@ def _ram(shape: Shape, counts: Sequence[int], sizes: Mapping[str, int]) -> dict[
 
 
 ARRAYS = {
-    "CONF": rec.CONF, "LAYR": rec.LAYER, "TENS": rec.TENSOR, "SEGM": rec.SEGMENT, "PLAN": rec.PLAN,
-    "THRM": rec.THERMAL, "TEST": rec.TEST,
+    "CONF": rec.CONF, "LAYR": rec.LAYER, "KVMK": rec.UNIT, "TENS": rec.TENSOR, "SEGM": rec.SEGMENT,
+    "PLAN": rec.PLAN, "THRM": rec.THERMAL, "TEST": rec.TEST,
 }  # fmt: skip
 
 
@@ -526,11 +547,12 @@ def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) ->
     returns the record that replaces it (None: it stays as it is)."""
     tensors = Maker(shape, seed).tensors()
     ropes, rope_count = _ropes(shape)
-    plan, layers = _plan(shape, tensors), _layers(shape, tensors)
+    plan, layers, units = _plan(shape, tensors), _layers(shape, tensors), _units(shape)
     test = _record(rec.TEST, prompt_count=1, step_count=1)
     tens, segm, whot = place(tensors, 0)
     fixed = {
         "CONF": _conf(shape, tensors, rope_count).tobytes(), "LAYR": layers.tobytes(),
+        **({"KVMK": units.tobytes()} if len(units) else {}),
         "TENS": tens.tobytes(), "SEGM": segm.tobytes(), "PLAN": plan.tobytes(),
         "TOKN": byte_tokenizer(shape.vocab),
         "ROPE": ropes, "THRM": _record(rec.THERMAL).tobytes(), "TEST": test.tobytes(),
@@ -547,9 +569,9 @@ def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) ->
     }
     facts = {
         "required_features": _features(shape, tensors),
-        "kv_layout_id": _kv_layout_id(shape, layers),
+        "kv_layout_id": _kv_layout_id(shape, layers, units),
     }
-    counts = (len(layers), len(tens), len(segm), len(plan))
+    counts = (len(layers), len(tens), len(segm), len(plan), len(units))
     image = _assemble(shape, fixed, counts, sizes, facts)
     if fill is not None:
         fixed["TEST"] = fill(image).tobytes()

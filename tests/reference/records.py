@@ -54,9 +54,10 @@ LAYER = np.dtype(
         ("block", "<u4"), ("act", "<u4"), ("score_scale", "<f4"), ("attn_softcap", "<f4"),
         ("kv_source", "<u4"), ("kv_group", "<u4"), ("kv_offset", "<u8"), ("kv_size", "<u8"),
         ("kv_blocks", "<u4"), ("tens_first", "<u4"), ("tens_count", "<u4"),
-        ("sparsity_z", "<f4"), ("reserved", "V40"),
+        ("sparsity_z", "<f4"), ("unit_first", "<u4"), ("reserved", "V36"),
     ]
 )  # fmt: skip
+UNIT = np.dtype([("sink", "<u4"), ("recent", "<u4"), ("blocks", "<u4"), ("first", "<u4")])
 SEGMENT = np.dtype(
     [("format", "<u4"), ("first_group", "<u4"), ("group_count", "<u4"), ("reserved", "<u4")]
 )
@@ -93,7 +94,7 @@ SIZES = {
     "gb_header": (HEADER, 256), "gb_section": (SECTION, 128), "gb_conf": (CONF, 256),
     "gb_layer": (LAYER, 128), "gb_segment": (SEGMENT, 16), "gb_tensor": (TENSOR, 96),
     "gb_rope": (ROPE, 16), "gb_plan": (PLAN, 48), "gb_thermal": (THERMAL, 64),
-    "gb_test": (TEST, 2048),
+    "gb_test": (TEST, 2048), "gb_kv_unit": (UNIT, 16),
 }  # fmt: skip
 
 # Values of the records' fields that the interpreter needs.
@@ -149,6 +150,11 @@ class Image:
     @cached_property
     def layers(self) -> Any:
         return self._array("LAYR", LAYER)
+
+    @cached_property
+    def units(self) -> Any:
+        """Records of KVMK; None where every KV head keeps all of its layer's window."""
+        return self._array("KVMK", UNIT) if "KVMK" in self.sections else None
 
     @cached_property
     def tensors(self) -> Any:

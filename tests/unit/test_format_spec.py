@@ -20,6 +20,7 @@ RECORDS = {
     "gb_section": spec.Section,
     "gb_conf": spec.Conf,
     "gb_layer": spec.Layer,
+    "gb_kv_unit": spec.KvUnit,
     "gb_segment": spec.Segment,
     "gb_tensor": spec.Tensor,
     "gb_plan": spec.Plan,

@@ -1,0 +1,134 @@
+"""An artifact again, with the same weights, in which KV heads keep something else.
+
+    with_units(source, target, [(0, 0), (1, 7), ..])          test vectors are blank: fill_tests
+    with rewritten(source, target, keeps) as out:             or, to go on before it has its name:
+        out.fill("TEST", payload); out.finish()               see writer.ArtifactWriter
+
+The units are those of csrc/FORMAT.md, KVMK: (sink, recent) blocks of every KV head, in order of
+layers, then heads; (0, 0) keeps everything. Where all do, the result is the dense artifact.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gemrun.format import assemble, manifest, spec, writer
+from gemrun.format.assemble import Keep
+from gemrun.format.codes import Code, FormatError
+from gemrun.format.reader import Artifact, read_artifact
+
+Source = str | bytes | os.PathLike[str]
+PIECE = 16 << 20  # bytes of weights that are copied at once: whole huge pages
+
+
+def keeps_of(artifact: Artifact) -> tuple[Keep, ...]:
+    """(sink, recent) of every KV head; empty where all keep everything."""
+    return tuple((unit.sink, unit.recent) for unit in artifact.units)
+
+
+def with_units(
+    source: Source,
+    target: writer.PathLike,
+    keeps: Sequence[Keep],
+    *,
+    kv_mask: Mapping[str, Any] | None = None,
+    fill: Callable[[Path], bytes] | None = None,
+) -> writer.Written:
+    """Write the artifact at `source` to `target` with other units, unsigned.
+
+    `fill` makes the TEST records from the sealed file; without it they are blank. The rest is as
+    in `rewritten`.
+    """
+    with rewritten(source, target, keeps, kv_mask=kv_mask) as out:
+        if fill is not None:
+            out.fill("TEST", fill(Path(out.partial)))
+        return out.finish()
+
+
+@contextmanager
+def rewritten(
+    source: Source,
+    target: writer.PathLike,
+    keeps: Sequence[Keep],
+    *,
+    kv_mask: Mapping[str, Any] | None = None,
+) -> Iterator[writer.ArtifactWriter]:
+    """A sealed `.partial` of the artifact with other units and blank test vectors.
+
+    `kv_mask` is the manifest's entry of that name; without it there is none. FormatError for a
+    source that is damaged or newer than this, and for units that FORMAT.md refuses; ValueError for
+    another number of them; WriteError as the writer has it.
+    """
+    with read_artifact(source, verify="fast") as artifact:
+        _refuse_newer(artifact)
+        done = assemble.assemble(records_of(artifact, keeps, kv_mask))
+        same = {n: getattr(artifact.header, n) for n in ("target", "optional_features")}
+        header = replace(done.header, **same)
+        with writer.ArtifactWriter(target, header, done.parts) as out:
+            _copy_weights(artifact, out)
+            out.seal()
+            yield out
+
+
+def records_of(
+    artifact: Artifact, keeps: Sequence[Keep], kv_mask: Mapping[str, Any] | None = None
+) -> assemble.Records:
+    """What `assemble` takes: the records of an artifact, with other units and blank tests."""
+    header, conf = artifact.header, artifact.conf
+    layers, units = assemble.place_units(conf, artifact.layers, keeps)
+    start = artifact.sections["WHOT"].offset
+    told = {k: v for k, v in artifact.manifest.items() if k != manifest.KV_MASK}
+    told["kv"] = manifest.kv_entry(conf, layers, units)
+    if kv_mask is not None:
+        told[manifest.KV_MASK] = dict(kv_mask)
+    return assemble.Records(
+        conf=conf,
+        layers=layers,
+        tensors=[assemble.moved(tensor, -start) for tensor in artifact.tensors],
+        segments=artifact.segments,
+        plans=artifact.plans,
+        rope=bytes(artifact.section("ROPE")),
+        tokn=bytes(artifact.section("TOKN")),
+        tmpl=bytes(artifact.section("TMPL")) if "TMPL" in artifact.sections else None,
+        thermal=artifact.thermal,
+        tests=writer.blank_tests(len(artifact.tests)),
+        hdf=bytes(artifact.section("HDFJ")),
+        hdf_sha256=header.hdf_sha256,
+        manifest=manifest.encode(told),
+        weights_size=artifact.sections["WHOT"].size,
+        target=spec.field_text(header.target),
+        isa=header.isa,
+        isa_features=header.isa_features,
+        ram_budget=header.ram_budget,
+        units=units,
+    )
+
+
+def _refuse_newer(artifact: Artifact) -> None:
+    """What a newer release put in would get lost."""
+    strange = [name for name in artifact.sections if name not in spec.SECTIONS]
+    strange += [
+        name
+        for name, record in spec.ARRAYS.items()
+        if name in artifact.sections and artifact.sections[name].record_size != spec.size_of(record)
+    ]
+    if artifact.header.minor > spec.MINOR or strange:
+        what = f"header: format 1.{artifact.header.minor} {' '.join(strange)}".rstrip()
+        raise FormatError(Code.VERSION, f"{what} is newer than this tool", "use its own release")
+
+
+def _copy_weights(artifact: Artifact, out: writer.ArtifactWriter) -> None:
+    """WHOT as it is; its stored digest is compared on the way."""
+    weights = artifact.section("WHOT")
+    try:
+        for at in range(0, len(weights), PIECE):
+            out.write_weights(weights[at : at + PIECE])
+    finally:
+        weights.release()
+    if out.sha256_of("WHOT") != artifact.sections["WHOT"].sha256:
+        raise FormatError(Code.SHA256, "section WHOT: SHA-256 differs", "copy the file again")
