@@ -18,6 +18,7 @@ from gemmake.options import (
     CompileOptions,
     Effort,
     Int4Format,
+    KvGate,
     KvType,
     Quantization,
 )
@@ -36,11 +37,20 @@ def _refuse(name: str) -> Decorator:
     return click.option(name, callback=callback, expose_value=False, hidden=True)
 
 
-def _kv_type(_ctx: click.Context, _param: click.Parameter, value: str) -> KvType:
-    if value == "dynamic-sparse":
-        key = "--kv-cache-type dynamic-sparse"
-        raise click.UsageError(f"{key}: not supported; {REFUSED[key]}")
-    return KvType(value)
+def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> KvGate:
+    """kl=0.005,top1=0.97,perplexity=0.005 in any order; what is left out keeps its default."""
+    given: dict[str, float] = {}
+    for part in (value or "").split(",") if value else ():
+        name, _, number = part.partition("=")
+        try:
+            given[name.strip()] = float(number)
+            KvGate(**given)
+        except (ValueError, TypeError):
+            raise click.UsageError(
+                f"--kv-gate: {part.strip() or 'nothing'} is no gate; use kl=0.005,top1=0.97,"
+                "perplexity=0.005 or some of them"
+            ) from None
+    return KvGate(**given)
 
 
 def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: str) -> Decorator:
@@ -94,11 +104,34 @@ class Gemmake(Word):
 @click.option(
     "--kv-cache-type",
     "kv_type",
-    callback=_kv_type,
+    callback=lambda _ctx, _param, value: KvType(value),
     default="int8",
     show_default=True,
-    type=click.Choice(["dense", "int8", "dynamic-sparse"]),
-    help="KV cache.",
+    type=click.Choice([kind.value for kind in KvType]),
+    help="KV cache; dynamic-sparse: int8, and heads that lose little keep a part (measured).",
+)
+@click.option(
+    "--prefill-sample-ratio",
+    "sample_ratio",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="dynamic-sparse: share of 10,000 calibration windows that is measured.",
+)
+@click.option(
+    "--kv-gate",
+    "kv_gate",
+    callback=_gate,
+    default=None,
+    metavar="kl=..,top1=..,perplexity=..",
+    help="dynamic-sparse: what it may cost on held-out text.  [default: 0.005, 0.97, 0.005]",
+)
+@click.option(
+    "--kv-minutes",
+    "kv_minutes",
+    type=float,
+    default=None,
+    help="dynamic-sparse: measure no longer than this; the result then depends on the machine.",
 )
 @click.option(
     "--kv-cache-size",
@@ -148,7 +181,8 @@ class Gemmake(Word):
     "--calibration",
     type=PATH,
     default=None,
-    help="UTF-8 text for error feedback instead of the one that ships with gemmake.",
+    help="Your own text instead of what ships with gemmake: a UTF-8 file; for dynamic-sparse also "
+    "a folder, or JSONL of chats.",
 )
 @click.option(
     "--save-statistics",
@@ -179,7 +213,6 @@ class Gemmake(Word):
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 @_refuse("--throttle-mode")
 @_refuse("--profile")
-@_refuse("--prefill-sample-ratio")
 @click.version_option(__version__, prog_name="gemmake")
 def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.

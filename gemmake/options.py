@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -18,10 +18,12 @@ class Quantization(str, Enum):
 
 
 class KvType(str, Enum):
-    """KV cache: float (f32 with float weights, else f16), or int8 with group scales."""
+    """KV cache: float (f32 with float weights, else f16); int8 with group scales; int8 where heads
+    that lose little by it keep a part of the context (measured, see gemmake/kvmask)."""
 
     DENSE = "dense"
     INT8 = "int8"
+    DYNAMIC_SPARSE = "dynamic-sparse"
 
 
 class Effort(str, Enum):
@@ -45,9 +47,6 @@ class Int4Format(str, Enum):
 REFUSED: dict[str, str] = {
     "--throttle-mode": "throttling needs the control daemon, which is not part of this version",
     "--profile": "memory profiles are not part of this version",
-    "--prefill-sample-ratio": "it serves the sparse KV cache, which is not part of this version",
-    "--kv-cache-type dynamic-sparse": "the sparse KV cache is not part of this version; use "
-    "--kv-cache-type int8",
 }
 
 MEMORY_LAYOUT = "compile-time-deterministic"
@@ -56,6 +55,15 @@ MAX_CONTEXT = 1 << 20
 MAX_THREADS = 8
 MAX_WORKERS = 64
 MAX_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class KvGate:
+    """What a sparse cache may cost on held-out text, against the same weights with a full one."""
+
+    kl: float = 0.005  # mean Kullback-Leibler divergence, nats a token
+    top1: float = 0.97  # share of tokens with the same best next token
+    perplexity: float = 0.005  # relative rise
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,9 @@ class CompileOptions:
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
     calibration: Path | None = None
+    sample_ratio: float = 0.1  # of 10,000 windows, for a sparse cache
+    kv_gate: KvGate = KvGate()
+    kv_minutes: float | None = None  # for measuring a sparse cache, at most; None: all windows
     statistics: Path | None = None  # a calibration record to use (record.py)
     save_statistics: Path | None = None  # one to make with torch, and to use
     dump_after: tuple[str, ...] = ()
@@ -104,6 +115,12 @@ class CompileOptions:
                 )
         if self.statistics is not None and self.save_statistics is not None:
             raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
+        _within("--prefill-sample-ratio", self.sample_ratio, 0.001, 1, "of the windows")
+        _within("--kv-gate kl", self.kv_gate.kl, 0, 10, "nats")
+        _within("--kv-gate top1", self.kv_gate.top1, 0, 1, "of the tokens")
+        _within("--kv-gate perplexity", self.kv_gate.perplexity, 0, 10, "times")
+        if self.kv_minutes is not None:
+            _within("--kv-minutes", self.kv_minutes, 0.1, 10_000, "minutes")
         if self.run_threads is not None:
             _within("--run-threads", self.run_threads, 1, MAX_THREADS, "threads")
         if self.temperature_threshold is not None:
@@ -118,14 +135,24 @@ class CompileOptions:
     @property
     def measured_kv(self) -> bool:
         """Whether groups of the KV cache are chosen by measurement over the calibration text."""
-        return self.effort is Effort.FULL and self.kv_type is KvType.INT8
+        return self.effort is Effort.FULL and self.kv_type is not KvType.DENSE
+
+    @property
+    def sparse(self) -> bool:
+        """Whether KV heads may keep a part of the context."""
+        return self.kv_type is KvType.DYNAMIC_SPARSE
 
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.
 
         The target and the calibration text stand there by their own names and hashes.
         """
-        return {
+        sparse = {
+            "kv_gate": asdict(self.kv_gate),
+            "kv_minutes": self.kv_minutes,
+            "prefill_sample_ratio": self.sample_ratio,
+        }
+        return (sparse if self.sparse else {}) | {
             "chunk": self.chunk,
             "context": self.context,
             "effort": self.effort.value,

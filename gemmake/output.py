@@ -16,13 +16,16 @@ from gemmake.engine import Engine
 from gemmake.errors import OutputError
 from gemmake.failures import past_stopping
 from gemmake.hdf import show
+from gemmake.kvmask import saved
+from gemmake.kvmask.report import mask_lines
+from gemmake.kvmask.stage import decide, losses_path
 from gemmake.passes import vectors
 from gemmake.passes.layout import StreamTensor
-from gemmake.planning import manifest_of, records_of
+from gemmake.planning import manifest_of, records_of, within_budget
 from gemmake.progress import Reporter
 from gemmake.record import Record
 from gemmake.state import State
-from gemrun.format import assemble, memmap, spec, writer
+from gemrun.format import assemble, memmap, spec, units, writer
 
 Tallies = dict[str, Tally]
 DUMP_BEGIN = '{\n "buffers": '  # by which a dump is known
@@ -35,6 +38,10 @@ def check_output(path: Path, dumps: Iterable[str] = ()) -> None:
     final = os.path.realpath(path)
     listing = memmap.BEGIN.encode()
     replaceable(Path(final + writer.PARTIAL), spec.MAGIC, "unfinished artifact")
+    replaceable(
+        Path(f"{dense_path(Path(final))}{writer.PARTIAL}"), spec.MAGIC, "unfinished artifact"
+    )
+    replaceable(losses_path(Path(final)), saved.MAGIC, "file of losses")
     replaceable(Path(final + memmap.SUFFIX), listing, "listing of an artifact")
     replaceable(Path(final + memmap.SUFFIX + writer.PARTIAL), listing, "listing of an artifact")
     for name in dumps:
@@ -62,25 +69,57 @@ def replaceable(path: Path, magic: bytes, what: str) -> None:
         raise OutputError(f"{label}: exists and is no {what}; move it away, or name another output")
 
 
-def write(state: State, host: Host, reporter: Reporter) -> tuple[writer.Written, Tallies]:
-    """Write artifact and listing. Raises GemError or WriteError; then neither has changed."""
+def write(state: State, host: Host, reporter: Reporter) -> tuple[State, writer.Written, Tallies]:
+    """Write artifact and listing; the state may know more behind it. Raises GemError or WriteError;
+    then neither has changed."""
     records = records_of(state, len(manifest_of(state, {})))
     assembled = assemble.assemble(records)
     tallies = {t.label: Tally() for t in state.stream.tensors}
-    with writer.ArtifactWriter(state.options.output, assembled.header, assembled.parts) as out:
+    options = state.options
+    path = dense_path(options.output) if options.sparse else options.output
+    with writer.ArtifactWriter(path, assembled.header, assembled.parts) as out:
         _write_weights(state, out, tallies, host, reporter)
         dump("quantise", state, tallies)
         out.fill("MANI", manifest_of(state, tallies))
         out.seal()
-        reporter.start("making test vectors", vectors.COUNT)
-        with host.clock.timed("test vectors"):
-            out.fill("TEST", _test_vectors(state, Path(out.partial), host, reporter))
-            out.seal()
-        dump("test_vectors", state, tallies)
-        beside = memmap.beside(Path(out.partial), Path(out.path))
-        with beside, host.clock.timed("finish"):
-            written = out.finish(past_stopping)
-    return written, tallies
+        if not options.sparse:
+            return state, _finish(state, out, tallies, host, reporter), tallies
+        state = decide(state, Path(out.partial), host, reporter)
+        dump("kv_template", state, tallies)
+        for line in mask_lines(state):
+            reporter.info(line)
+        written = _write_again(state, Path(out.partial), tallies, host, reporter)
+    return state, written, tallies
+
+
+def dense_path(output: Path) -> Path:
+    """Where the artifact of a sparse cache is written before it is known what heads keep; it never
+    loses its .partial."""
+    return output.with_name(output.name + ".dense")
+
+
+def _write_again(
+    state: State, dense: Path, tallies: Tallies, host: Host, reporter: Reporter
+) -> writer.Written:
+    """The artifact at `dense` with what heads keep: same weights."""
+    within_budget(state, decided=True)
+    mask = state.kv_mask
+    with units.rewritten(dense, state.options.output, state.keeps, kv_mask=mask) as out:
+        return _finish(state, out, tallies, host, reporter)
+
+
+def _finish(
+    state: State, out: writer.ArtifactWriter, tallies: Tallies, host: Host, reporter: Reporter
+) -> writer.Written:
+    """Test vectors, then the final name."""
+    reporter.start("making test vectors", vectors.COUNT)
+    with host.clock.timed("test vectors"):
+        out.fill("TEST", _test_vectors(state, Path(out.partial), host, reporter))
+        out.seal()
+    dump("test_vectors", state, tallies)
+    beside = memmap.beside(Path(out.partial), Path(out.path))
+    with beside, host.clock.timed("finish"):
+        return out.finish(past_stopping)
 
 
 def _test_vectors(state: State, image: Path, host: Host, reporter: Reporter) -> bytes:

@@ -1,6 +1,7 @@
 """The compile: ordered passes over a frozen state, then one walk over the weights.
 
-    load -> PASSES -> weights (calibrate, quantise, pack per layer) -> test vectors -> rename
+    load -> PASSES -> weights (calibrate, quantise, pack per layer) -> kv_template -> test vectors
+         -> rename
 
 Each pass is a pure function from state to state. The weights are not kept: they stream from the
 checkpoint through quantisation into the file.
@@ -22,7 +23,7 @@ from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
 from gemmake.options import CompileOptions
 from gemmake.passes import norms, place, quant, thermal, ties
-from gemmake.passes.budget import Memory, check_budget
+from gemmake.passes.budget import Memory
 from gemmake.passes.template import compile_template
 from gemmake.passes.tokens import compile_tokenizer, tokenizer_notes
 from gemmake.progress import Reporter, Silent
@@ -72,11 +73,7 @@ def place_layers(state: State) -> State:
 
 def budget(state: State) -> State:
     """Refuse what the target cannot hold; one without a memory table leaves it to the device."""
-    if state.hdf.memory is not None:
-        memory = planning.memory_of(state)
-        granted = state.hdf.budget_bytes()
-        fits = memory.total <= granted
-        check_budget(memory, granted, state.hdf.id, () if fits else planning.remedies(state))
+    planning.within_budget(state)
     return state
 
 
@@ -92,7 +89,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("plan_memory", planning.plan_memory),
     ("budget", budget),
 )
-WEIGHT_PASSES = ("kv_groups", "quantise", "test_vectors")
+WEIGHT_PASSES = ("kv_groups", "quantise", "kv_template", "test_vectors")
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     state = statistics(state, host, reporter)
     for line in log_lines(state):
         reporter.info(line)
-    written, tallies = output.write(state, host, reporter)
+    state, written, tallies = output.write(state, host, reporter)
     return CompileResult(
         state=state,
         path=options.output,

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from gemmake import __version__
 from gemmake.emit import Tally
+from gemmake.kvmask.budgets import budgets_for
 from gemmake.model import RopeSpec
 from gemmake.options import CompileOptions, KvType, Quantization
 from gemmake.passes import layout, memplan, place, quant, vectors
-from gemmake.passes.budget import Memory, Remedy
+from gemmake.passes.budget import Memory, Remedy, check_budget
 from gemmake.state import State
 from gemrun.format import assemble, manifest, spec, writer
 
@@ -65,9 +66,11 @@ def records_of(
 ) -> assemble.Records:
     """Everything but the weights' bytes; `manifest_part` is the manifest or its size, `tests` the
     test vectors that room is reserved for."""
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps)
     return assemble.Records(
         conf=state.conf,
-        layers=state.layers,
+        layers=layers,
+        units=units,
         tensors=state.stream.records(),
         segments=state.stream.segments,
         plans=[
@@ -94,6 +97,7 @@ def records_of(
 def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
     """The manifest. Its size does not depend on the tallies' values."""
     blank = Tally()
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps)
     entries = [
         manifest.tensor_entry(
             t.label, t.record, state.stream.segments, tallies.get(t.label, blank).report()
@@ -103,12 +107,14 @@ def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
     return manifest.encode(
         manifest.build(
             state.conf,
-            state.layers,
+            layers,
             entries,
             inputs=[{"name": i.name, "size": i.size, "sha256": i.sha256} for i in state.inputs],
             licence=state.model.spec.licence,
             notes=state.notes,
             options=state.options.recorded() | {"target": state.hdf.id},
+            units=units,
+            kv_mask=state.kv_mask,
             tools={"gemmake": __version__},
         )
     )
@@ -120,6 +126,32 @@ def memory_of(state: State) -> Memory:
     assembled = assemble.assemble(records_of(state, len(manifest_of(state, {}))))
     ram = assembled.totals
     return Memory(ram.weights, ram.tables, ram.arena, ram.kv, ram.engine, ram.stacks)
+
+
+def within_budget(state: State, decided: bool = False) -> None:
+    """BudgetError where the target cannot hold it; until it is decided what KV heads keep, where it
+    could not at best."""
+    if state.hdf.memory is None:
+        return
+    memory = memory_of(state if decided else least(state))
+    granted = state.hdf.budget_bytes()
+    fits = memory.total <= granted
+    check_budget(memory, granted, state.hdf.id, () if fits else remedies(state))
+
+
+def least(state: State) -> State:
+    """The state as it will be at best: with a sparse cache that is not decided yet, every head that
+    may keep a part keeps the smallest one."""
+    found = budgets_for(state.options.context) if state.options.sparse else ()
+    if not found:
+        return state
+    small = (found[0].sink, found[0].recent)
+    keeps = [
+        assemble.EVERYTHING if layer.window else small
+        for layer in state.layers
+        for _ in range(layer.kv_heads)
+    ]
+    return replace(state, keeps=tuple(keeps))
 
 
 def remedies(state: State) -> list[Remedy]:

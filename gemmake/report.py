@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gemmake.hdf import show
+from gemmake.kvmask.report import kv_lines, mask_lines
 from gemmake.passes import layout, place
 from gemmake.state import State
 from gemrun.format import spec
@@ -29,11 +30,8 @@ def log_lines(state: State) -> Iterator[str]:
         state.hdf.board,
         layout.weight_bytes(state.stream, len(state.layers)),
     )
-    heads = sum(layer.heads for layer in state.model.spec.layers)
-    yield (
-        f"Dynamic sparse mask generated for 0/{heads} attention heads "
-        f"(--kv-cache-type {state.options.kv_type.value} keeps all tokens of every head)"
-    )
+    if not state.options.sparse:
+        yield from mask_lines(state)
     if groups := {layer.kv_group for layer in state.layers if layer.kv_group}:
         how = "measured" if state.kv_groups else "usual"
         counts = [
@@ -49,6 +47,7 @@ def render_result(result: CompileResult) -> str:
     lines.append("memory of a run:")
     lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
+    lines += kv_lines(result.state)
     lines += [f"note: {note}" for note in result.state.notes]
     lines.append(f"time: {_phases(result.phases)}")
     lines.append(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmake.hdf import Hdf
 from gemmake.model import InputFile, Model
@@ -10,7 +12,7 @@ from gemmake.options import CompileOptions
 from gemmake.passes.layout import Stream
 from gemmake.passes.memplan import Buffer
 from gemmake.passes.place import Placement
-from gemrun.format import spec
+from gemrun.format import assemble, spec
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class State:
     inputs: tuple[InputFile, ...] = ()  # every file that decides bytes
     text: str = field(default="", repr=False)  # for calibration; empty where nothing is measured
     kv_groups: tuple[int, ...] = ()  # of each layer, where they were measured
+    keeps: tuple[assemble.Keep, ...] = ()  # of each KV head, where one keeps a part
+    kv_mask: Mapping[str, Any] | None = None  # how that was found, for the manifest
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section
     tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode

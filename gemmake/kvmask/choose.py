@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gemmake.kvmask.losses import Budget
+from gemmake.kvmask.budgets import FULL, Budget
 
 Unit = tuple[int, int]  # (layer, kv head)
-FULL = Budget(0, 0)
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,13 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from gemmake.kvmask.choose import FULL, Template
+from gemmake.kvmask.budgets import FULL
+from gemmake.kvmask.choose import Template
+from gemmake.options import KvGate
 from gemrun.context import Config, GemRunContext
 from gemrun.hooks import see_less
 
 PIECE = 32  # tokens that both caches take by turns
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a template may cost on held-out text."""
-
-    kl: float = 0.005  # mean, nats a token
-    top1: float = 0.97  # share of tokens with the same best next token
-    perplexity: float = 0.005  # relative rise
-
-    def hold(self, found: Quality) -> bool:
-        """Whether a template passes."""
-        return (
-            found.kl <= self.kl and found.top1 >= self.top1 and found.perplexity <= self.perplexity
-        )
 
 
 @dataclass(frozen=True)
@@ -44,6 +31,11 @@ class Quality:
     top1: float
     perplexity: float  # relative rise; negative where it fell
     tokens: int  # looked at
+
+
+def holds(gate: KvGate, found: Quality) -> bool:
+    """Whether a template passes."""
+    return found.kl <= gate.kl and found.top1 >= gate.top1 and found.perplexity <= gate.perplexity
 
 
 class Judge:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gemmake.kvmask.budgets import Budget
 from gemmake.model import Model, Role
 from gemrun.context import GemRunContext
 from gemrun.hooks import Probe
@@ -23,23 +24,8 @@ F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
 I64: TypeAlias = npt.NDArray[np.int64]
 
-BLOCK = 32  # tokens of a block of the cache
-SINK = 1  # blocks from the start that every partial head keeps
 EVERY = 16  # one token in so many is looked at
 BINS = 1000  # of the hidden share of attention, 0 to 1
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a KV head keeps, in blocks: from the start, and up to a query's own."""
-
-    sink: int
-    recent: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that are seen at most."""
-        return (self.sink + self.recent) * BLOCK
 
 
 @dataclass
@@ -67,14 +53,6 @@ class Losses:
         enough = counts >= share * counts[..., -1:]
         kept: F64 = 1.0 - (enough.argmax(-1) + 1) / BINS
         return kept
-
-
-def budgets_for(context: int) -> tuple[Budget, ...]:
-    """The budgets that save something in a context, the smallest first."""
-    sizes = (4, 8, 16, 32)
-    return tuple(
-        Budget(SINK, size - SINK) for size in sizes if size + 1 <= -(-context // BLOCK) - 1
-    )
 
 
 def grams(model: Model) -> F32:

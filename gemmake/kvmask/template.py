@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmake.kvmask.choose import FULL, Step, Template, all_steps, saved_blocks, template_of
-from gemmake.kvmask.gates import Judge, Limits, Quality
-from gemmake.kvmask.losses import Budget, Losses, Meter, budgets_for
+from gemmake.kvmask.budgets import FULL, Budget, budgets_for
+from gemmake.kvmask.choose import Step, Template, all_steps, saved_blocks, template_of
+from gemmake.kvmask.gates import Judge, Quality, holds
+from gemmake.kvmask.losses import Losses, Meter
 from gemmake.kvmask.saved import Saved
 from gemmake.model import Model
+from gemmake.options import KvGate
 from gemmake.progress import Reporter
 from gemrun.context import Config, GemRunContext
 
@@ -41,7 +43,7 @@ class Found:
 
     template: Template
     budgets: tuple[Budget, ...]
-    limits: Limits
+    gate: KvGate
     windows: int
     tokens: int  # of the windows
     covered: float  # share of heads whose budget was decided on enough samples and judged
@@ -60,7 +62,7 @@ class Task:
     blocks: tuple[int, ...]  # of a layer's heads that keep everything
     threads: int
     baseline: bool
-    limits: Limits
+    gate: KvGate
     seconds: float | None  # for measuring; None: all windows
     saved: Saved
 
@@ -74,7 +76,9 @@ def find(
     """The largest template that passes the gates. windows, held_out: token ids."""
     budgets = budgets_for(task.context)
     losses = measure(task, budgets, windows, reporter)
-    steps = all_steps(losses.shares(), budgets, _full_blocks(task, losses))
+    usable = [i for i, samples in enumerate(losses.seen) if samples >= ENOUGH]
+    shares = losses.shares()[usable]
+    steps = all_steps(shares, [budgets[i] for i in usable], _full_blocks(task))
     heads = [layer.kv_heads for layer in task.model.spec.layers]
     total = sum(h * b for h, b in zip(heads, task.blocks, strict=True))
     from_token = budgets[0].tokens if budgets else 0
@@ -86,7 +90,7 @@ def find(
             )
             return Point(count, saved_blocks(steps[:count]) / total, quality)
 
-        return search(len(steps), look, task.limits)
+        return search(len(steps), look, task.gate)
 
     reporter.start("judging what heads may keep", sum(map(len, held_out)) * rounds(len(steps)))
     with Judge(task.image, task.threads, task.baseline, task.blocks) as judge:
@@ -138,28 +142,27 @@ def rounds(steps: int) -> int:
     return 1 + max(1, min(steps, FINE)).bit_length()
 
 
-def search(steps: int, look: Callable[[int], Point], limits: Limits) -> list[Point]:
+def search(steps: int, look: Callable[[int], Point], gate: KvGate) -> list[Point]:
     """Bisection for the most steps that pass; quality is taken to fall as more is saved. Ends
     within a FINE part of all steps."""
     found = [look(steps)]
-    if limits.hold(found[0].quality):
+    if holds(gate, found[0].quality):
         return found
     passes, fails = 0, steps
     while fails - passes > max(1, steps // FINE):
         middle = (passes + fails) // 2
         found.append(look(middle))
-        if limits.hold(found[-1].quality):
+        if holds(gate, found[-1].quality):
             passes = middle
         else:
             fails = middle
     return found
 
 
-def _full_blocks(task: Task, losses: Losses) -> list[int | None]:
-    """Blocks of a layer's heads; None where they have a window of their own, or too few samples."""
-    enough = len(losses.seen) > 0 and int(losses.seen.min()) >= ENOUGH
+def _full_blocks(task: Task) -> list[int | None]:
+    """Blocks of a layer's heads; None where they have a window of their own."""
     return [
-        None if layer.window or not enough else blocks
+        None if layer.window else blocks
         for layer, blocks in zip(task.model.spec.layers, task.blocks, strict=True)
     ]
 
@@ -172,7 +175,7 @@ def _found(
     judged: Sequence[Point],
 ) -> Found:
     none = Point(0, 0.0, Quality(0.0, 1.0, 0.0, 0))
-    passed = [p for p in judged if task.limits.hold(p.quality)]
+    passed = [p for p in judged if holds(task.gate, p.quality)]
     best = max(passed, key=lambda p: p.steps, default=none)
     template = template_of(steps[: best.steps], heads)
     eligible = sum(layer.kv_heads for layer in task.model.spec.layers if not layer.window)
@@ -180,7 +183,7 @@ def _found(
     return Found(
         template=template,
         budgets=losses.budgets,
-        limits=task.limits,
+        gate=task.gate,
         windows=losses.windows,
         tokens=losses.tokens,
         covered=decided / eligible if eligible else 0.0,

@@ -7,7 +7,7 @@ sequential stream (DESIGN 2.2). Offsets here count from the start of WHOT.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmake.model import MODEL_LAYER, NORM_ROLES, LayerSpec, Model, Role, TensorRef
 from gemmake.options import CompileOptions, Int4Format, KvType, Quantization
@@ -91,7 +91,7 @@ def table_format(options: CompileOptions) -> spec.Format:
 
 def kv_type(options: CompileOptions) -> spec.KvType:
     """Storage of the KV cache: dense is float32 beside float weights and half beside others."""
-    if options.kv_type is KvType.INT8:
+    if options.kv_type is not KvType.DENSE:
         return spec.KvType.INT8
     none = options.quantization is Quantization.NONE
     return spec.KvType.F32 if none else spec.KvType.F16
@@ -237,6 +237,14 @@ def plan_layers(
         for i, (layer, group) in enumerate(zip(model.spec.layers, groups, strict=True))
     ]
     return assemble.place_kv(conf, bare)
+
+
+def kv_bytes(conf: spec.Conf, layers: Sequence[spec.Layer], kind: spec.KvType) -> int:
+    """Bytes of the rings if every head kept all of its layer's window, in another type."""
+    conf = replace(conf, kv_type=int(kind))
+    grouped = kind is spec.KvType.INT8
+    bare = [replace(la, kv_group=la.kv_group if grouped else 0) for la in layers]
+    return sum(layer.kv_size for layer in assemble.place_kv(conf, bare))
 
 
 def _layer(layer: LayerSpec, index: int, stream: Stream, group: int) -> spec.Layer:

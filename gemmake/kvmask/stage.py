@@ -1,0 +1,135 @@
+"""The step of a compile that decides what KV heads keep, on the finished weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gemmake.emit import Host
+from gemmake.kvmask.budgets import BLOCK, FULL, budgets_for
+from gemmake.kvmask.saved import SUFFIX, Saved
+from gemmake.kvmask.template import Found, Point, Task, find
+from gemmake.progress import Reporter
+from gemmake.state import State
+from gemrun.context import Config, GemRunContext
+from gemrun.format import sizes, spec
+
+SEED = 0  # of the built-in texts
+DIGITS = 6  # of figures in the manifest
+
+
+def decide(state: State, image: Path, host: Host, reporter: Reporter) -> State:
+    """The state with what every KV head keeps. `image` is the artifact of it in which all keep
+    everything."""
+    blocks = tuple(sizes.kv_blocks(state.options.context, la.window) for la in state.layers)
+    if not budgets_for(state.options.context) or all(la.window for la in state.layers):
+        return replace(state, kv_mask=_nothing(state), notes=(*state.notes, _why_nothing(state)))
+    threads = min(host.threads, spec.MAX_THREADS)
+    windows, held_out = _texts(state, image)
+    task = Task(
+        image=image,
+        model=state.model,
+        context=state.options.context,
+        blocks=blocks,
+        threads=threads,
+        baseline=host.baseline,
+        gate=state.options.kv_gate,
+        seconds=None if state.options.kv_minutes is None else 60 * state.options.kv_minutes,
+        saved=Saved(losses_path(state.options.output), _key(image, windows)),
+    )
+    with host.clock.timed("kv template"):
+        found = find(task, windows, held_out, reporter)
+    task.saved.drop()
+    keeps = tuple((b.sink, b.recent) for row in found.template.units for b in row)
+    if not found.template.partial:
+        keeps = ()
+    return replace(state, keeps=keeps, kv_mask=entry(state, found))
+
+
+def losses_path(output: Path) -> Path:
+    """Where losses are kept on the way."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def _texts(state: State, image: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the windows and of the held-out texts; none longer than the context."""
+    from gemmake.kvmask import heldout, texts  # big tables of words
+
+    options, config = state.options, Config(threads=1, ignore_memory=True)
+    config["allow_foreign_board"] = True
+    with GemRunContext(image, **config) as context:
+        most = options.context
+
+        def ids_of(text: str) -> list[int]:
+            return list(context.tokenize(text, bos=True))[:most]
+
+        if options.calibration is None:
+            mixed = texts.windows(options.sample_ratio, SEED, most, ids_of)
+            return [ids_of(w.text) for w in mixed], [ids_of(t) for t in heldout.texts(most)]
+        own = texts.own(options.calibration, options.sample_ratio, most, ids_of)
+        return [ids_of(t) for t in own.windows], [ids_of(t) for t in own.held_out]
+
+
+def _key(image: Path, windows: Sequence[Sequence[int]]) -> dict[str, object]:
+    """What losses belong to: they are of no use for anything else."""
+    with image.open("rb") as file:
+        root = spec.Header.unpack(file.read(spec.HEADER_SIZE)).root_sha256
+    digest = hashlib.sha256()
+    for ids in windows:
+        digest.update(len(ids).to_bytes(4, "little"))
+        digest.update(b"".join(i.to_bytes(4, "little") for i in ids))
+    return {"root": root.hex(), "windows": digest.hexdigest()}
+
+
+# ---- what is written about it ----
+def entry(state: State, found: Found) -> dict[str, Any]:
+    """The manifest's kv_mask."""
+    units = [budget for row in found.template.units for budget in row]
+    return {
+        "covered": round(found.covered, DIGITS),
+        "units": len(units),
+        "partial": found.template.partial,
+        "heads": sum(la.heads for la in state.layers),
+        "partial_heads": sum(
+            la.heads // la.kv_heads * sum(budget != FULL for budget in row)
+            for la, row in zip(state.layers, found.template.units, strict=True)
+        ),
+        "windows": found.windows,
+        "tokens": found.tokens,
+        "budgets": [budget.tokens for budget in found.budgets],
+        "gate": asdict(found.gate),
+        "saved": round(found.point.saved, DIGITS),
+        "quality": _quality(found.point),
+        "curve": [[p.steps, round(p.saved, DIGITS), *_quality(p).values()] for p in found.curve],
+        "recall": [[round(share, 3) for share in row] for row in found.recall],
+    }
+
+
+def _quality(point: Point) -> dict[str, float | int]:
+    q = point.quality
+    return {
+        "kl": round(q.kl, DIGITS),
+        "top1": round(q.top1, DIGITS),
+        "perplexity": round(q.perplexity, DIGITS),
+        "tokens": q.tokens,
+    }
+
+
+def _nothing(state: State) -> dict[str, Any]:
+    """kv_mask where no head may keep less: the architecture's windows are all there is."""
+    units = sum(la.kv_heads for la in state.layers)
+    heads = sum(la.heads for la in state.layers)
+    return {"covered": 0.0, "units": units, "partial": 0, "heads": heads, "partial_heads": 0}
+
+
+def _why_nothing(state: State) -> str:
+    if all(la.window for la in state.layers):
+        return "--kv-cache-type dynamic-sparse: every layer has a window of its own; nothing to add"
+    least = (4 + 2) * BLOCK
+    return (
+        f"--kv-cache-type dynamic-sparse: a context of {state.options.context} tokens is too short "
+        f"to keep less; it begins at {least}"
+    )
