@@ -84,7 +84,7 @@ def main() -> None:
 @click.option("--key", "keys", multiple=True, type=FILE, help="NAME.pub; one has to have signed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 @click.option("--diff", "pair", nargs=2, type=FILE, help="Say what differs between two artifacts.")
-@click.option("--verbose", is_flag=True, help="Hints for warnings too.")
+@click.option("--verbose", is_flag=True, help="Hints for warnings too, and what KV heads keep.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 def check(
     files: tuple[str, ...],

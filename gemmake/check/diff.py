@@ -10,8 +10,10 @@ import numpy as np
 
 from gemmake.check.inspect import formats, open_artifact
 from gemrun.format import reader, spec
+from gemrun.format.manifest import KV_MASK
+from gemrun.format.memmap import kept
 from gemrun.format.reader import Artifact
-from gemrun.format.spec import Record, Tensor
+from gemrun.format.spec import KvUnit, Record, Tensor
 
 DERIVED = frozenset({"root_sha256", "header_crc32", "table_crc32"})  # differ with anything else
 MOST_ONE_SIDED = 8  # lines of a list of what only one file has
@@ -41,8 +43,8 @@ def differences(a: Artifact, b: Artifact) -> Iterator[str]:
     yield from _records("header", a.header, b.header)
     yield from _records("constants", a.conf, b.conf)
     yield from _records("thermal", a.thermal, b.thermal)
-    for part in ("options", "tools", "licence"):
-        yield from _values(part, a.manifest[part], b.manifest[part])
+    for part in ("options", "tools", "licence", KV_MASK):
+        yield from _values(part, a.manifest.get(part), b.manifest.get(part))
     yield from _inputs(a, b)
     one, two = a.manifest["notes"], b.manifest["notes"]
     yield from _one_sided("notes:", [n for n in one if n not in two], "first")
@@ -51,6 +53,7 @@ def differences(a: Artifact, b: Artifact) -> Iterator[str]:
     if len(a.layers) == len(b.layers):
         for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)):
             yield from _records(f"layer {index}", one, two)
+            yield from _heads(index, a.units_of(index), b.units_of(index))
     yield from _tensors(a, b)
 
 
@@ -59,6 +62,14 @@ def _records(what: str, a: Record, b: Record) -> Iterator[str]:
         one, two = getattr(a, field.name), getattr(b, field.name)
         if one != two and field.name not in DERIVED:
             yield f"{what}: {field.name}: {_show(one)} | {_show(two)}"
+
+
+def _heads(layer: int, a: Sequence[KvUnit], b: Sequence[KvUnit]) -> Iterator[str]:
+    """What KV heads keep, where at least one file has a head that keeps a part."""
+    for head in range(max(len(a), len(b))):
+        one, two = (kept(u[head]) if head < len(u) else "all" for u in (a, b))
+        if one != two:
+            yield f"layer {layer}: KV head {head} keeps: {one} | {two}"
 
 
 def _values(what: str, a: Any, b: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gemmake.check.rules import reason
 from gemmake.errors import ArtifactError, UsageError
-from gemrun.format import reader, sizes, spec
+from gemrun.format import memmap, reader, sizes, spec
 from gemrun.format.codes import FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.spec import Act, Block, Format, KvType, LayerFlag, Record, Role, Tensor
@@ -48,6 +48,7 @@ def overview(artifact: Artifact) -> Group:
         _record("Constants", artifact.conf),
         _sections(artifact),
         _layers(artifact),
+        *([_units(artifact)] if artifact.units else []),
         _tensors(artifact),
         _tests(artifact),
     ]
@@ -104,6 +105,15 @@ def _layers(artifact: Artifact) -> Table:
         numbers = (index, la.heads, la.kv_heads, la.head_dim, la.ffn, la.window or "all", la.rope)
         words = (Block(la.block).name.lower(), Act(la.act).name.lower(), " ".join(bits).lower())
         table.add_row(*(str(n) for n in numbers), *words, str(la.kv_group), str(la.kv_size))
+    return table
+
+
+def _units(artifact: Artifact) -> Table:
+    table = _table("KV heads", "layer", "head", "sink", "recent", "blocks", "first", "keeps")
+    for index in range(len(artifact.layers)):
+        for head, unit in enumerate(artifact.units_of(index)):
+            numbers = (index, head, unit.sink, unit.recent, unit.blocks, unit.first)
+            table.add_row(*(str(n) for n in numbers), memmap.kept(unit))
     return table
 
 

@@ -41,6 +41,7 @@ def lines(report: Report, verbose: bool, *, named: bool = False) -> list[str]:
         bad = finding.severity is Severity.ERROR
         if finding.hint and (bad or (verbose and finding.severity is Severity.WARNING)):
             out.append(f"  {finding.hint}")
+        out += [f"  {line}" for line in finding.details if verbose]
     return out
 
 
@@ -64,6 +65,7 @@ def _object(report: Report) -> dict[str, Any]:
                 "severity": f.severity.name.lower(),
                 "text": f.text,
                 "hint": f.hint,
+                **({"details": list(f.details)} if f.details else {}),
             }
             for f in report.findings
         ],

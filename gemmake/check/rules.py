@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
 
-from gemmake.check import weights
+from gemmake.check import masks, weights
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
-from gemrun.format import sign, sizes, spec
+from gemrun.format import manifest, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
@@ -29,6 +29,12 @@ from gemrun.format.writer import show
 
 FATAL = 6  # exit code for a file that is damaged or was refused
 BLANK_DIGEST = 0  # of a TEST record that was reserved and never filled
+COVERED_LEAST = 0.9  # share of heads that a sparse mask is expected to cover
+DENSE = {
+    KvType.F32: "dense float32 KV cache",
+    KvType.F16: "dense float16 KV cache",
+    KvType.INT8: "int8 KV cache over all positions",
+}
 
 
 class Severity(Enum):
@@ -47,6 +53,7 @@ class Finding:
     severity: Severity
     text: str
     hint: str = ""
+    details: tuple[str, ...] = ()  # lines for --verbose
 
     @property
     def line(self) -> str:
@@ -173,7 +180,7 @@ def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
         yield f"budget of {header.ram_budget} bytes in the header, {budget} by the HDF"
     if budget and header.ram_total > budget:
         yield f"needs {header.ram_total} bytes, the target grants {budget}"
-    features = sizes.features_of(artifact.conf, artifact.segments)
+    features = sizes.features_of(artifact.conf, artifact.segments, artifact.units)
     if header.required_features != features:
         yield f"features {header.required_features:#x}, the records need {features:#x}"
 
@@ -206,19 +213,56 @@ def _width(artifact: Artifact) -> str:
 
 
 class Mask(Rule):
-    """Coverage of the sparse KV mask; no artifact of this version has one."""
+    """Coverage of the sparse KV mask: heads whose budget was decided on enough samples."""
 
     id = "mask"
+    hint = "compile with a higher --prefill-sample-ratio, or with --kv-cache-type int8"
 
     def check(self, subject: Subject) -> Finding:
-        """Names the cache that is used instead."""
-        dense = {
-            KvType.F32: "dense float32 KV cache",
-            KvType.F16: "dense float16 KV cache",
-            KvType.INT8: "int8 KV cache over all positions",
-        }
-        kind = dense[KvType(subject.artifact.conf.kv_type)]
-        return self.ok(f"Dynamic sparse mask: not used ({kind})")
+        """What the compile recorded; how many heads keep a part where it recorded nothing."""
+        artifact = subject.artifact
+        told, partial = artifact.manifest.get(manifest.KV_MASK), masks.partial(artifact)
+        if told is None and artifact.units:
+            text = (
+                f"Dynamic sparse mask: {partial} of {len(artifact.units)} KV heads keep a part, "
+                "nothing is recorded about how that was decided"
+            )
+            hint = "compile with --kv-cache-type dynamic-sparse, which measures and records it"
+            return Finding(self.id, Severity.WARNING, text, hint)
+        if not partial and (told is None or told["covered"] == 0):
+            return self.ok(
+                f"Dynamic sparse mask: not used ({DENSE[KvType(artifact.conf.kv_type)]})"
+            )
+        covered = float(told["covered"]) if told else 0.0
+        found = self.ok if covered > COVERED_LEAST else self.warn
+        return found(
+            f"Dynamic sparse mask covers {covered:.1%} of attention heads "
+            f"(expected >{COVERED_LEAST:.0%})"
+        )
+
+
+class Cache(Rule):
+    """What the mask saves of the KV cache."""
+
+    id = "kv-cache"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """Against the same cache in which every head keeps all of its layer's window."""
+        artifact = subject.artifact
+        if not artifact.units:
+            return None
+        size = sizes.rings_size(artifact.conf, artifact.layers, artifact.units)
+        dense = sizes.rings_size(artifact.conf, artifact.layers)
+        text = (
+            f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
+            f"below {_mb(dense)} without the mask; {masks.partial(artifact)} of "
+            f"{len(artifact.units)} KV heads keep a part"
+        )
+        return replace(self.ok(text), details=tuple(masks.table(artifact)))
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
 
 
 class Temperature(Rule):
@@ -335,6 +379,7 @@ RULES: tuple[Rule, ...] = (
     Layout(),
     Quantisation(),
     Mask(),
+    Cache(),
     Temperature(),
     Tables(),
     StopIds(),

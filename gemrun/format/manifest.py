@@ -4,9 +4,9 @@ Keys (all but kv_mask present, ascending):
     format      "gembin manifest 1"
     inputs      [{name, size, sha256}] of every file the compile read, sha256 as hex
     kv          {type, layout_id, context, layers: [[kv_heads, head_dim, group, window], ..]}
-    kv_mask     {covered, units, ..} only where the compile decided what KV heads keep: the share of
-                them, 0 to 1, that was decided on enough samples and passed the gate, and their
-                number; whatever else is said about it
+    kv_mask     {covered, units, partial, ..} only where the compile decided what KV heads keep:
+                the share of heads, 0 to 1, that was decided on enough samples and passed the gate;
+                KV heads, and those of them that keep a part; whatever else is said about it
     licence     text, as the checkpoint states it
     model       {name, family, hidden, vocab_rows, layers, trained_context}
     notes       [text] sentences for people: dropped tensors, ties, warnings of the compile
@@ -221,6 +221,9 @@ def check(
         if manifest[key] != wanted:
             _differs(key, wanted, manifest[key])
     _check_shapes(manifest)
+    if KV_MASK in manifest:
+        heads = sum(layer.kv_heads for layer in layers)
+        _check_mask(manifest[KV_MASK], heads, sum(unit.partial for unit in units))
     listed = manifest["tensors"]
     if not isinstance(listed, list) or len(listed) != len(tensors):
         _differs("tensors", len(tensors), len(listed) if isinstance(listed, list) else listed)
@@ -247,19 +250,18 @@ def _check_shapes(manifest: Mapping[str, Any]) -> None:
         value = manifest[key]
         if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
             _malformed(key, f"a list of {what}", value)
-    if KV_MASK in manifest:
-        _check_mask(manifest[KV_MASK])
 
 
-def _check_mask(mask: Any) -> None:
-    """What gemcheck prints of kv_mask has its types."""
+def _check_mask(mask: Any, heads: int, partial: int) -> None:
+    """kv_mask against the KV heads that there are, and those of them that keep a part."""
     if not isinstance(mask, dict):
         _malformed(KV_MASK, "a map", mask)
-    covered, units = mask.get("covered"), mask.get("units")
+    covered = mask.get("covered")
     if not isinstance(covered, float) or not 0.0 <= covered <= 1.0:
         _malformed(f"{KV_MASK}.covered", "a share from 0 to 1", covered)
-    if not isinstance(units, int) or isinstance(units, bool) or units < 0:
-        _malformed(f"{KV_MASK}.units", "a number of heads", units)
+    for key, wanted in (("units", heads), ("partial", partial)):
+        if mask.get(key) != wanted:
+            _differs(f"{KV_MASK}.{key}", wanted, mask.get(key))
 
 
 def _malformed(where: str, wanted: str, found: object) -> None:

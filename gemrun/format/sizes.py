@@ -128,9 +128,14 @@ def kv_layer_size(kv_type: int, layer: Layer, units: Sequence[KvUnit] = ()) -> i
     return kv_layer_blocks(layer, units) * block
 
 
+def rings_size(conf: Conf, layers: Iterable[Layer], units: Sequence[KvUnit] = ()) -> int:
+    """The rings of all layers; without `units` those in which every head keeps all. Bytes."""
+    return sum(kv_layer_size(conf.kv_type, layer, units) for layer in layers)
+
+
 def kv_size(conf: Conf, layers: Iterable[Layer], units: Sequence[KvUnit] = ()) -> int:
-    """The KV cache of a model, as the header counts it; without `units` the dense one. Bytes."""
-    return pad(sum(kv_layer_size(conf.kv_type, layer, units) for layer in layers), PAGE)
+    """The KV cache as the header counts it, in whole pages. Bytes."""
+    return pad(rings_size(conf, layers, units), PAGE)
 
 
 def kv_layout_id(conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = ()) -> int:

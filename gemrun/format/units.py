@@ -37,6 +37,7 @@ def with_units(
     keeps: Sequence[Keep],
     *,
     kv_mask: Mapping[str, Any] | None = None,
+    notes: Sequence[str] | None = None,
     fill: Callable[[Path], bytes] | None = None,
 ) -> writer.Written:
     """Write the artifact at `source` to `target` with other units, unsigned.
@@ -44,7 +45,7 @@ def with_units(
     `fill` makes the TEST records from the sealed file; without it they are blank. The rest is as
     in `rewritten`.
     """
-    with rewritten(source, target, keeps, kv_mask=kv_mask) as out:
+    with rewritten(source, target, keeps, kv_mask=kv_mask, notes=notes) as out:
         if fill is not None:
             out.fill("TEST", fill(Path(out.partial)))
         return out.finish()
@@ -57,16 +58,19 @@ def rewritten(
     keeps: Sequence[Keep],
     *,
     kv_mask: Mapping[str, Any] | None = None,
+    notes: Sequence[str] | None = None,
 ) -> Iterator[writer.ArtifactWriter]:
     """A sealed `.partial` of the artifact with other units and blank test vectors.
 
-    `kv_mask` is the manifest's entry of that name; without it there is none. FormatError for a
-    source that is damaged or newer than this, and for units that FORMAT.md refuses; ValueError for
-    another number of them; WriteError as the writer has it.
+    `kv_mask` is the manifest's entry of that name, without it there is none; `notes` replace those
+    of the source. FormatError for a source that is damaged or newer than this, and for units that
+    FORMAT.md refuses; ValueError for another number of them; WriteError as the writer has it.
     """
     with read_artifact(source, verify="fast") as artifact:
         _refuse_newer(artifact)
-        done = assemble.assemble(records_of(artifact, keeps, kv_mask))
+        told: dict[str, Any] = {} if kv_mask is None else {manifest.KV_MASK: dict(kv_mask)}
+        told |= {} if notes is None else {"notes": list(notes)}
+        done = assemble.assemble(records_of(artifact, keeps, told))
         same = {n: getattr(artifact.header, n) for n in ("target", "optional_features")}
         header = replace(done.header, **same)
         with writer.ArtifactWriter(target, header, done.parts) as out:
@@ -76,16 +80,15 @@ def rewritten(
 
 
 def records_of(
-    artifact: Artifact, keeps: Sequence[Keep], kv_mask: Mapping[str, Any] | None = None
+    artifact: Artifact, keeps: Sequence[Keep], changed: Mapping[str, Any]
 ) -> assemble.Records:
-    """What `assemble` takes: the records of an artifact, with other units and blank tests."""
+    """What `assemble` takes: the records of an artifact, with other units, blank tests and some
+    entries of the manifest `changed`."""
     header, conf = artifact.header, artifact.conf
     layers, units = assemble.place_units(conf, artifact.layers, keeps)
     start = artifact.sections["WHOT"].offset
     told = {k: v for k, v in artifact.manifest.items() if k != manifest.KV_MASK}
-    told["kv"] = manifest.kv_entry(conf, layers, units)
-    if kv_mask is not None:
-        told[manifest.KV_MASK] = dict(kv_mask)
+    told |= {"kv": manifest.kv_entry(conf, layers, units), **changed}
     return assemble.Records(
         conf=conf,
         layers=layers,

@@ -178,3 +178,31 @@ def test_reports_do_not_change_the_size(artifact: Any) -> None:
     two = manifest.tensor_entry("x", artifact.tensors[1], artifact.segments, {"mse": 1.234e-5})
     assert len(manifest.encode(one)) == len(manifest.encode(two))
     assert one["format"] == [["q4h", 1]]
+
+
+def test_kv_mask_may_be_left_out_and_has_to_fit_the_records() -> None:
+    """Its figures stand in what gemcheck prints."""
+    base = make.build(make.MASKED).records
+    told = manifest.decode(base.manifest)  # type: ignore[arg-type]
+    parts = (base.conf, base.layers, base.tensors, base.segments, base.units)
+    manifest.check(told, *parts)
+    good = {"covered": 0.75, "units": 4, "partial": 1, "curve": [[1, 0.5]]}
+    manifest.check(manifest.decode(manifest.encode({**told, "kv_mask": good})), *parts)
+    for wrong in (
+        [],
+        {},
+        {**good, "covered": 1},
+        {**good, "covered": 1.01},
+        {**good, "covered": -0.01},
+        {**good, "covered": math.nan},
+        {**good, "units": 3},
+        {**good, "partial": 2},
+        {k: v for k, v in good.items() if k != "partial"},
+    ):
+        with pytest.raises(FormatError, match=r"^manifest: kv_mask") as caught:
+            manifest.check({**told, "kv_mask": wrong}, *parts)
+        assert caught.value.code == Code.MANIFEST
+    with pytest.raises(FormatError, match="manifest: kv is"):  # the layout knows the units
+        manifest.check(told, *parts[:-1])
+    with pytest.raises(FormatError, match="manifest: keys"):
+        manifest.check({**told, "kv_masks": good}, *parts)

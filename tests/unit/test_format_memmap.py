@@ -53,6 +53,19 @@ def test_everything_is_listed_with_its_place(artifact: Artifact) -> None:
     assert all(len(row) >= 8 for row in rows)
 
 
+def test_heads_that_keep_a_part_have_a_line_each(tmp_path: Path) -> None:
+    make.write(make.build(make.MASKED), tmp_path / "a.gembin")
+    with read_artifact(tmp_path / "a.gembin") as artifact:
+        rows = [line.split() for line in memmap.render(artifact).splitlines()]
+        units = [row for row in rows if row and row[0] == "unit"]
+        assert [row[2] for row in units] == ["0.0", "0.1", "1.0", "1.1"]
+        ends = [int(row[3], 16) + int(row[4]) for row in units]
+        assert [int(row[3], 16) for row in units] == [0, *ends[:-1]]
+        assert ends[-1] == sum(layer.kv_size for layer in artifact.layers)
+        assert "layer 1 head 0 keeps 32+32 tokens" in " ".join(units[2])
+        assert "layer 1 head 1 keeps all" in " ".join(units[3])
+
+
 def test_a_tied_table_is_used_first_and_last(artifact: Artifact) -> None:
     head = next(line for line in memmap.render(artifact).splitlines() if ".head" in line)
     assert head.split()[-2:] == ["EMBED", "HEAD"]

@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 
 from gemrun.format import assemble, sizes
-from gemrun.format.spec import Buffer, Conf, Format, KvType, Layer, Op, Role, Segment, Tensor
+from gemrun.format.spec import (
+    Buffer,
+    Conf,
+    Format,
+    KvType,
+    KvUnit,
+    Layer,
+    Op,
+    Role,
+    Segment,
+    Tensor,
+)
 from golden import make
 
 
@@ -86,6 +97,36 @@ def test_the_layout_id_sees_everything_that_moves_a_token() -> None:
     assert base == sizes.kv_layout_id(conf, [replace(layer, heads=7, ffn=9)])
 
 
+def test_rings_of_units() -> None:
+    layer = Layer(kv_heads=3, head_dim=64, kv_group=64, kv_blocks=32, unit_first=2)
+    block = 2 * 32 * 66
+    assert [sizes.unit_blocks(layer, *keep) for keep in ((0, 0), (1, 7), (2, 28))] == [32, 9, 31]
+    units = [KvUnit()] * 2 + [KvUnit(1, 7, 9, 0), KvUnit(0, 0, 32, 9), KvUnit(1, 3, 5, 41)]
+    assert sizes.units_of(layer, units) == units[2:]
+    assert sizes.units_of(layer, ()) == ()
+    assert sizes.kv_layer_blocks(layer, units) == 46
+    assert sizes.kv_layer_blocks(layer) == 96
+    assert sizes.kv_layer_size(KvType.INT8, layer, units) == 46 * block
+    conf = Conf(kv_type=int(KvType.INT8))
+    assert sizes.rings_size(conf, [layer, layer]) == 2 * 96 * block
+    assert sizes.kv_size(conf, [layer, layer], units) == sizes.pad(2 * 46 * block, 4096)
+
+
+def test_the_layout_id_sees_the_units() -> None:
+    conf = Conf(kv_type=2, context=64, layer_count=1)
+    layer = Layer(kv_heads=2, head_dim=16, kv_group=16, kv_blocks=8)
+    ids = {
+        sizes.kv_layout_id(conf, [layer], [KvUnit(*a), KvUnit(*b)])
+        for a in ((0, 0), (1, 2), (2, 1))
+        for b in ((0, 0), (1, 2), (2, 1))
+    }
+    assert len(ids | {sizes.kv_layout_id(conf, [layer])}) == 10
+
+
+def test_the_engine_keeps_a_copy_of_the_units() -> None:
+    assert sizes.engine_size(1, 1, 1, 1, 256) == sizes.engine_size(1, 1, 1, 1) + 4096
+
+
 def test_activations_come_in_the_forms_that_are_read() -> None:
     assert sizes.act_size(16, 100, True, False) == 16 * 128 + 2 * 256
     assert sizes.act_size(16, 100, False, True) == 6400
@@ -156,3 +197,4 @@ def test_features_follow_from_the_records() -> None:
     assert sizes.features_of(conf, [segment(Format.Q4H, 1), segment(Format.VECTOR, 1)]) == 0b100011
     conf = replace(conf, kv_type=int(KvType.F16))
     assert sizes.features_of(conf, [segment(Format.F16, 1)]) == 0b1010001
+    assert sizes.features_of(conf, [segment(Format.F16, 1)], [KvUnit()]) == 0b11010001

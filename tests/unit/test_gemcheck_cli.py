@@ -16,6 +16,7 @@ from fuzz.mutate import find, reseal, section_range
 from gemmake.check.cli import main
 from gemmake.check.diff import MOST_ONE_SIDED
 from gemrun.format import manifest, spec
+from gemrun.format.units import with_units
 from golden import make
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -89,6 +90,29 @@ def test_verbose_adds_hints_to_warnings() -> None:
     for hint in ("lower --temperature-threshold", "no --throttle-mode yet", "gemmake sign"):
         assert hint in verbose.stdout, hint
         assert hint not in run(GOOD).stdout, hint
+
+
+def test_verbose_shows_what_heads_keep() -> None:
+    path = GOLDEN / "v1.0/tiny-kvmask.gembin"
+    heading = "layer  blocks kept"
+    assert heading in run("--verbose", path).stdout
+    assert heading not in run(path).stdout
+    found = json.loads(run("--json", path).stdout)["findings"]
+    assert heading in next(f for f in found if f["rule"] == "kv-cache")["details"][0]
+    assert "32+32 tokens" in run("inspect", path).stdout
+
+
+def test_diff_names_the_heads_that_keep_something_else(tmp_path: Path) -> None:
+    path = GOLDEN / "v1.0/tiny-kvmask.gembin"
+    with_units(path, tmp_path / "b", [(0, 0), (0, 0), (2, 1), (0, 0)])
+    shown = run("--diff", path, tmp_path / "b").stdout
+    assert "layer 1: KV head 0 keeps: 32+32 tokens | 64+32 tokens\n" in shown
+    assert "section KVMK: content differs (64 bytes)\n" in shown
+    with_units(path, tmp_path / "c", [])
+    shown = run("--diff", path, tmp_path / "c").stdout
+    assert "layer 1: KV head 0 keeps: 32+32 tokens | all\n" in shown
+    assert "KV head 1" not in shown
+    assert "section KVMK: only in the first\n" in shown
 
 
 def test_diff_of_equal_files() -> None:

@@ -146,6 +146,54 @@ def test_other_kinds_of_weights_and_caches() -> None:
     assert line(raw, "quantization") == "\u2713 Quantization parameters within int4 bounds"
 
 
+def masked(**told: object) -> make.Golden:
+    golden = make.build(make.MASKED)
+    entries = manifest.decode(golden.records.manifest) | ({"kv_mask": told} if told else {})
+    return changed(golden, manifest=manifest.encode(entries))
+
+
+@pytest.mark.parametrize(
+    ("covered", "mark", "text"),
+    [(0.923, Severity.OK, "92.3%"), (1.0, Severity.OK, "100.0%"), (0.9, Severity.WARNING, "90.0%")],
+)
+def test_coverage_of_the_mask(tmp_path: Path, covered: float, mark: Severity, text: str) -> None:
+    make.write(masked(covered=covered, units=4, partial=1), tmp_path / "a")
+    report = check_file(tmp_path / "a")
+    assert report.exit_code == 1  # the test vectors are blank
+    wanted = f"Dynamic sparse mask covers {text} of attention heads (expected >90%)"
+    assert line(report, "mask") == f"{mark.value} {wanted}"
+
+
+def test_a_mask_of_which_nothing_is_recorded() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-kvmask.gembin")
+    assert report.exit_code == 0
+    assert severity(report, "mask") is Severity.WARNING
+    assert "1 of 4 KV heads keep a part, nothing is recorded" in line(report, "mask")
+    assert "features" not in line(report, "layout")
+    found = next(f for f in report.findings if f.rule == "kv-cache")
+    assert found.line == (
+        "\u2713 KV cache of 160 tokens: 0.01 MB, 14.3% below 0.02 MB without the mask; "
+        "1 of 4 KV heads keep a part"
+    )
+    assert [" ".join(row.split()) for row in found.details[1:]] == [
+        "0 4 of 4 100.0% 2 x all, in a window of 16 tokens",
+        "1 8 of 10 80.0% 1+1, all",
+    ]
+
+
+def test_a_mask_that_masks_nothing(write: Callable[[make.Golden], Path]) -> None:
+    """Decided, and every head keeps everything: there is no KVMK."""
+    golden = make.build(make.INT4)
+    for covered, text in ((0.0, "not used (int8 KV cache"), (0.95, "covers 95.0% of attention")):
+        mask = {"covered": covered, "units": 2, "partial": 0}
+        entries = manifest.decode(golden.records.manifest) | {"kv_mask": mask}
+        report = check_file(write(changed(golden, manifest=manifest.encode(entries))))
+        assert text in line(report, "mask")
+        assert severity(report, "mask") is Severity.OK
+        assert report.exit_code == 0
+        assert not any(f.rule == "kv-cache" for f in report.findings)
+
+
 def test_a_signed_file_names_its_key(tmp_path: Path) -> None:
     raw = bytearray((GOLDEN / "v1.0/tiny-int4.gembin").read_bytes())
     raw[256] = 1

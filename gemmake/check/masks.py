@@ -1,0 +1,39 @@
+"""What the KV heads of an artifact keep, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from gemrun.format import sizes
+from gemrun.format.reader import Artifact
+from gemrun.format.spec import KvUnit
+
+
+def partial(artifact: Artifact) -> int:
+    """KV heads that keep a part."""
+    return sum(unit.partial for unit in artifact.units)
+
+
+def table(artifact: Artifact) -> Iterator[str]:
+    """A heading and a line per layer: blocks of its rings, and what its heads keep, in blocks."""
+    if not artifact.units:
+        return
+    yield "layer  blocks kept      share  heads: sink + recent blocks of 32 tokens, or all"
+    for index, layer in enumerate(artifact.layers):
+        kept = sizes.kv_layer_blocks(layer, artifact.units)
+        every = sizes.kv_layer_blocks(layer)
+        window = f", in a window of {layer.window} tokens" if layer.window else ""
+        counts = f"{kept} of {every}"
+        heads = heads_text(artifact.units_of(index))
+        yield f"{index:>5}  {counts:<15} {kept / every:>6.1%}  {heads}{window}"
+
+
+def heads_text(units: Sequence[KvUnit]) -> str:
+    """What heads keep, in order; equal neighbours are counted."""
+    runs = [(text, len(list(run))) for text, run in groupby(map(_unit, units))]
+    return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)
+
+
+def _unit(unit: KvUnit) -> str:
+    return f"{unit.sink}+{unit.recent}" if unit.partial else "all"
