@@ -136,7 +136,7 @@ typedef struct gemrun_request {
     gemrun_text_fn on_text;     /* may be NULL */
     void *user;
     gemrun_step_fn on_step;     /* may be NULL */
-    uint32_t speculate, reserved[5]; /* ids guessed ahead, to 6; no id changes; 0: none */
+    uint32_t speculate, reuse, reserved[4]; /* ids to guess, to 6; 1: keep what is in the cache */
 } gemrun_request;
 
 typedef enum gemrun_role { GEMRUN_SYSTEM = 0, GEMRUN_USER = 1, GEMRUN_ASSISTANT = 2 } gemrun_role;
@@ -166,7 +166,7 @@ typedef struct gemrun_stats {
     uint64_t locked_bytes;       /* of lock_memory */
     uint32_t threads, pinned;    /* in use; whose affinity was set and read back */
     double head_candidates, head_candidates_max; /* rows a token of the last run; 0: full heads */
-    uint64_t drafted, accepted, reserved[4]; /* ids, by speculation in the last run */
+    uint64_t drafted, accepted, reused, reserved[3]; /* ids: guessed, right; in the cache before */
 } gemrun_stats;
 
 typedef struct gemrun_info { /* facts of an artifact; strings live as long as the context */

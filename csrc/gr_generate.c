@@ -6,6 +6,7 @@
 
 #include "gr_check.h"
 #include "gr_ctx.h"
+#include "gr_model.h"
 
 enum { PIECE = 256, TEXT = GR_MAX_STOP + 3 * PIECE + 16 }; /* held text, one token's on top */
 
@@ -162,6 +163,18 @@ static double per_second(uint32_t tokens, uint64_t ns)
     return tokens > 0 && ns > 0 ? (double)tokens * 1e9 / (double)ns : 0;
 }
 
+/* How much of the prompt the cache holds, from its start; the last id is computed in any case. A
+ * ring that has gone on since then holds no earlier place any more. */
+static uint32_t held(const gr_engine *e, uint32_t count)
+{
+    const uint32_t *had = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS];
+    const uint32_t *ids = (const uint32_t *)(const void *)e->buf[GB_BUF_PROMPT];
+    uint32_t n = 0;
+    while (n + 1 < count && n < e->pos && had[n] == ids[n])
+        n++;
+    return gr_kv_evicts(e, n, e->pos - n) ? 0 : n;
+}
+
 /* Generate from the ids in GB_BUF_PROMPT. */
 static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
                         int32_t *tokens, uint64_t start)
@@ -171,15 +184,18 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
     ctx->e.allowed = 0;
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
+    uint32_t reused = q->reuse ? held(&ctx->e, count) : 0;
     gr_reset(ctx);
+    ctx->e.pos = reused;
+    s->reused = reused;
     gr_begin_drafts(&ctx->e, &r.draft, q->speculate);
     ctx->planes.request = q;
     ctx->planes.heads = ctx->planes.candidates = ctx->planes.most_candidates = 0;
     uint64_t encoded = gr_port_now();
-    gemrun_status st = gr_append(ctx, prompt_of(&ctx->e), count, &r.run);
+    gemrun_status st = gr_append(ctx, prompt_of(&ctx->e) + reused, count - reused, &r.run);
     uint64_t prefilled = gr_port_now();
     if (st == GEMRUN_OK && r.run.finish == GEMRUN_FINISH_NONE) {
-        s->prefill_tps = per_second(count, prefilled - encoded);
+        s->prefill_tps = per_second(count - reused, prefilled - encoded);
         st = decode_loop(&r);
     }
     ctx->planes.request = NULL;

@@ -155,15 +155,15 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
     }
 }
 
-bool gr_kv_evicts(const gr_engine *e, uint32_t count)
+bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count)
 {
     for (uint32_t i = 0; i < e->v.layer_count; i++) {
         const gb_layer *l = &e->v.layers[i];
         for (uint32_t h = 0; h < l->kv_heads; h++) {
             const gb_kv_unit u = unit_of(e, l, h);
-            uint32_t oldest = gr_kv_seen(e, l, h, e->pos).from, sink = u.sink * GB_KV_BLOCK;
+            uint32_t oldest = gr_kv_seen(e, l, h, from).from, sink = u.sink * GB_KV_BLOCK;
             oldest = oldest > sink ? oldest : sink;
-            if (e->pos > oldest && e->pos + count > oldest + ring_positions(&u))
+            if (from > oldest && from + count > oldest + ring_positions(&u))
                 return true;
         }
     }

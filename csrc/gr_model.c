@@ -663,7 +663,7 @@ static gemrun_status fail_nonfinite(gr_engine *e, const gr_fwd *f)
 {
     uint32_t had = e->pos, position = e->pos;
     e->logits_valid = false;
-    if (gr_kv_evicts(e, f->count)) {
+    if (gr_kv_evicts(e, e->pos, f->count)) {
         e->pos = 0;
         while (f->ids && e->pos < had) {
             gr_fwd again = {.ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS] + e->pos,

@@ -30,8 +30,8 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
                    uint32_t end);
 /* The chunk's K and V go to the ring; of a chunk longer than the ring only what fits. */
 void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count);
-/* Would storing `count` more tokens overwrite keys that a token at e->pos may see? */
-bool gr_kv_evicts(const gr_engine *e, uint32_t count);
+/* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */
+bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count);
 
 /* What a query at `position` sees where a head of a layer with that window keeps `u`. */
 gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position);

@@ -74,7 +74,7 @@ gemrun_status gr_step(gr_engine *e, gr_draft *d, uint32_t id)
     uint32_t most = gr_least(d->limit, gr_least(e->context - e->pos, e->chunk) - 1), n = 0;
     if (d->rest > 0)
         d->rest--;
-    else if (most > 0 && !gr_kv_evicts(e, most + 1))
+    else if (most > 0 && !gr_kv_evicts(e, e->pos, most + 1))
         n = look_up(e, d, id, most);
     /* Where a drafted token is not finite, the real one may be. */
     if (n == 0 || gr_forward(e, d->ids, n + 1, 3, NULL, NULL) != GEMRUN_OK) {

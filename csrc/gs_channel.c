@@ -199,7 +199,7 @@ static const struct field {
               {"seed", WHOLE64, AT(seed)},
               {"deadline_ms", MILLISECONDS, AT(deadline_ns)},
               {"ignore_stop_ids", FLAG, AT(ignore_stop_ids)},
-              {"speculate", WHOLE32, AT(speculate)}};
+              {"speculate", WHOLE32, AT(speculate)}, {"reuse", FLAG, AT(reuse)}};
 
 typedef struct job { /* a request as the engine takes it; strings lie in the job's frame */
     gs_channel *c;
@@ -377,6 +377,7 @@ static void put_run(gs_out *o, const gemrun_stats *s)
     gs_whole(o, "kv_size", s->kv_size);
     gs_whole(o, "drafted", s->drafted);
     gs_whole(o, "accepted", s->accepted);
+    gs_whole(o, "reused", s->reused);
     gs_whole(o, "nonfinite_errors", s->nonfinite_errors);
 }
 

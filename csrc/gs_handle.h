@@ -66,8 +66,8 @@ struct gemrun_handle {
 uint64_t gs_now(void); /* nanoseconds of a clock that never jumps */
 /* Set the calling thread's error text. Returns the code. */
 gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what);
-/* gemrun_replace by an open file, which may lie where our user may not look. It is ours from now on,
- * and open for as long as the handle may open the model again. */
+/* gemrun_replace by an open file, which may lie where our user may not look. It is ours from now
+ * on, and open for as long as the handle may open the model again. */
 gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replacement *options,
                               gemrun_replace_times *times);
 /* The daemon's pace, beside the program's own; the values are in range. */

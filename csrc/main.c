@@ -502,6 +502,7 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
            s->prefill_tps, s->decode_max_ms, s->threads, finishes[s->finish]);
     printf("\"head_candidates\": %.3f, \"head_candidates_max\": %.0f, ", s->head_candidates,
            s->head_candidates_max);
+    printf("\"reused\": %llu, ", (unsigned long long)s->reused);
     printf("\"drafted\": %llu, \"accepted\": %llu, ", (unsigned long long)s->drafted,
            (unsigned long long)s->accepted);
     printf("\"ram_total\": %llu, \"tokens\": [", (unsigned long long)s->ram_total);
@@ -515,7 +516,10 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
 
 static void print_stats(const gemrun_stats *s)
 {
-    char head[80] = "", draft[80] = "";
+    char head[80] = "", draft[80] = "", held[40] = "";
+    if (s->reused > 0) {
+        snprintf(held, sizeof held, " (%llu in the cache)", (unsigned long long)s->reused);
+    }
     if (s->head_candidates_max > 0) {
         snprintf(head, sizeof head, "; head %.1f candidates a token, at most %.0f",
                  s->head_candidates, s->head_candidates_max);
@@ -525,9 +529,9 @@ static void print_stats(const gemrun_stats *s)
                  (unsigned long long)s->accepted, (unsigned long long)s->drafted);
     }
     fprintf(stderr,
-            "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens, %.1f tok/s; "
+            "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens%s, %.1f tok/s; "
             "context %u of %u%s%s; memory %.1f MB with %u threads\n",
-            s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
+            s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens, held,
             s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
             s->threads);
 }
@@ -615,6 +619,7 @@ static gemrun_request request_of(gemrun_context_t *ctx, const options *o, answer
     q.stop_string_count = o->stop_count;
     q.ignore_stop_ids = o->ignore_eos;
     q.speculate = (uint32_t)o->speculate;
+    q.reuse = o->interactive ? 1 : 0; /* a turn repeats the conversation before it */
     q.on_text = on_text;
     q.user = a;
     return q;

@@ -205,7 +205,7 @@ def _setting(name: str, value: object) -> Any:
         if not good(number):
             wrong_value(name, value, words)
         return number
-    if name == "ignore_stop_ids":
+    if name in ("ignore_stop_ids", "reuse"):
         return switch(name, value)
     if name == "banned":
         banned = ids("banned", value)

@@ -70,6 +70,7 @@ class Settings(TypedDict, total=False):
     ignore_stop_ids: bool
     deadline_ms: float  # 0: none
     speculate: int  # tokens guessed ahead from the context, 0..6; the answer is the same
+    reuse: bool  # what the cache holds of the prompt is not computed again; the answer is the same
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Stats:
     head_candidates_max: float
     drafted: int  # tokens that speculation guessed in the last run ..
     accepted: int  # .. and how many were right
+    reused: int  # tokens of the last run's prompt that the cache held
 
 
 @dataclass(frozen=True)
@@ -595,6 +597,7 @@ class _Request:
         if "seed" in settings:
             c.seed_set, c.seed = 1, settings["seed"]
         c.speculate = settings.get("speculate", 0)
+        c.reuse = settings.get("reuse", 0)
         c.ignore_stop_ids = settings.get("ignore_stop_ids", 0)
         c.deadline_ns = math.ceil(settings.get("deadline_ms", 0) * 1e6)  # 0 would be none
         c.banned, c.banned_count = self._array("uint32_t[]", settings.get("banned", ()))

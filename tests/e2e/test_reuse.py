@@ -1,0 +1,91 @@
+"""A prompt of which the cache holds a part gives the answer that it gives from an empty cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from gemrun import GemRunContext
+from gemrun.errors import CallError
+
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 20, "seed": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "speculate": 4},
+)
+
+
+def prompts(seed: int) -> list[str]:
+    """Texts that begin alike: longer, shorter, the same, another one in between."""
+    rng = random.Random(seed)
+    text = "".join(rng.choice("abcdefgh ") for _ in range(220))
+    return [
+        text[:90], text[:140], text[:140], text[:60] + "zz" + text[:40], text[:61], text[:200],
+        "other", text[:33], text[:32], text[:31], text[:1], text[:220],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: next(reversed(r)))
+def test_answers_are_those_of_an_empty_cache(
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    family: str,
+    request_: dict[str, Any],
+) -> None:
+    path = artifact_cache(tiny_checkpoint(family), "--kv-cache-size", "320")
+    used = 0
+    with (
+        GemRunContext(path, ignore_memory=True) as fresh,
+        GemRunContext(path, ignore_memory=True, prefill_batch_size=7) as kept,
+    ):
+        for text in prompts(7):
+            wanted = fresh.infer(text, 24, ignore_stop_ids=True, **request_)
+            found = kept.infer(text, 24, ignore_stop_ids=True, reuse=True, **request_)
+            assert list(found) == list(wanted), text
+            if "repetition_penalty" not in request_:  # which changes them in place
+                assert kept.logits() == fresh.logits()
+            assert found.stats.reused < found.stats.prompt_tokens == wanted.stats.prompt_tokens
+            assert wanted.stats.reused == 0
+            used += found.stats.reused
+    assert used > 0
+
+
+def test_what_is_reused(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> None:
+    """Of a cache without rings everything that is equal but for the last token."""
+    path = artifact_cache(tiny_checkpoint("llama3"), "--kv-cache-size", "320")
+    with GemRunContext(path, ignore_memory=True) as context:
+        ids = len(context.tokenize("abc def gh", bos=True))
+        answer = context.infer("abc def gh", 40, temperature=0.0, reuse=True)
+        assert answer.stats.reused == 0
+        assert context.infer("abc def gh", 4, temperature=0.0, reuse=True).stats.reused == ids - 1
+        assert context.infer("abc def gh", 4, temperature=0.0).stats.reused == 0
+        context.reset_kv_cache()
+        assert context.infer("abc def gh", 4, temperature=0.0, reuse=True).stats.reused == 0
+        with pytest.raises(CallError, match="reuse"):
+            context.infer("abc", 4, reuse=2)  # type: ignore[arg-type]
+
+
+def test_a_ring_that_has_gone_on_is_not_gone_back_in(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path]
+) -> None:
+    path = artifact_cache(tiny_checkpoint("gemma3"), "--kv-cache-size", "320")
+    window = 0
+    reused = []
+    with GemRunContext(path, ignore_memory=True) as context:
+        for more in (1, 20, 40, 150):
+            context.reset_kv_cache()
+            context.infer("abcdefgh" * 8, more, temperature=0.0, ignore_stop_ids=True)
+            again = context.infer("abcdefgh" * 8, 2, temperature=0.0, reuse=True)
+            reused.append(again.stats.reused > 0)
+            window = max(window, more)
+    assert reused[0]
+    assert not reused[-1]
