@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import tiny
 from gemrun import GemRunContext
 from gemrun.errors import CallError
+from gemrun.format.reader import read_artifact
+from gemrun.format.units import with_units
 from reference import engine
 
 LOG = "pump 3 on; valve 4 shut; pump 3 on; valve 4 shut; pump 3 on; valve"
@@ -76,6 +79,58 @@ def test_every_kind_of_cache(
 ) -> None:
     path = artifact_cache(tiny_checkpoint("gemma3"), *options, "--kv-cache-size", "192")
     assert runs(path, 90, 6) == runs(path, 90, 0)
+
+
+def masked(path: Path, target: Path) -> Path:
+    """The artifact with heads that keep 64, 96 or all tokens by turns, where no window is."""
+    with read_artifact(path) as artifact:
+        parts, keeps = cycle(((1, 1), (1, 2), (0, 0), (2, 1))), []
+        for layer in artifact.layers:
+            keeps += [(0, 0) if layer.window else next(parts) for _ in range(layer.kv_heads)]
+    with_units(path, target, keeps)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama3", ("--quantization", "int4")),
+        ("gemma3", ("--quantization", "int4")),  # beside windows of 8 tokens
+        ("gemma2", ("--kv-cache-type", "dense", "--quantization", "int8")),
+        ("qwen3", ("--quantization", "none")),
+    ],
+)
+def test_heads_that_keep_a_part(
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    tmp_path: Path,
+    family: str,
+    options: tuple[str, ...],
+) -> None:
+    """Rings of 64 positions wrap on the way; drafts cross the ends of their blocks."""
+    dense = artifact_cache(
+        tiny_checkpoint(family), *options, "--kv-cache-size", "256", "--effort", "fast"
+    )
+    path = masked(dense, tmp_path / "a.gembin")
+    want = runs(path, 160, 0)
+    assert want != runs(dense, 160, 0)  # something is hidden
+    for speculate, kernel, threads in (
+        *((6, name, 2) for name in engine.kernels()),
+        *((most, engine.kernels()[-1], 1) for most in (1, 2, 3, 5)),
+    ):
+        got = runs(path, 160, speculate, kernel=kernel, threads=threads)
+        assert got == want, (speculate, kernel, threads)
+    assert drafts(path, 160, 6, temperature=0.0).drafted > 0
+    for size in (97, 128, 129, 200):  # to the end of a shorter context
+        seen = []
+        for speculate in (0, 6):
+            with GemRunContext(path, kv_cache_size=size) as context:
+                made = context.infer(
+                    LOG, 250, temperature=0.0, ignore_stop_ids=True, speculate=speculate
+                )
+                seen.append((tuple(made), made.finish_reason, context.stats().kv_used))
+        assert seen[0] == seen[1]
+        assert seen[0][1:] == ("context_full", size)
 
 
 @pytest.mark.parametrize("size", [33, 40, 63, 64, 65, 96])
