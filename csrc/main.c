@@ -531,8 +531,8 @@ static void print_stats(const gemrun_stats *s)
     fprintf(stderr,
             "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens%s, %.1f tok/s; "
             "context %u of %u%s%s; memory %.1f MB with %u threads\n",
-            s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens, held,
-            s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
+            s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
+            held, s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
             s->threads);
 }
 

@@ -3,8 +3,8 @@
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
 The declarations are those of gemrun.h and gemrun_control.h, and the few internal ones of gr_hooks.h
-and gs_probe.h that gemmake's calibration and test vectors call; all are read from the headers, so they cannot
-drift.
+and gs_probe.h that gemmake's calibration and test vectors call; all are read from the headers, so
+they cannot drift.
 """
 
 from __future__ import annotations

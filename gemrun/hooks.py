@@ -92,8 +92,9 @@ class Probe:
 
 
 def see_less(context: GemRunContext, units: Sequence[tuple[int, int, int, int]]) -> object:
-    """Let KV heads of an artifact without a mask see what `units` (sink, recent, blocks, first) say,
-    in rings that keep everything; none: all again. Keep what it returns as long as it holds."""
+    """Let KV heads of an artifact without a mask see what `units` say, in rings that keep
+    everything: (sink, recent, blocks, first); none: all again. Keep what it returns as long as it
+    holds."""
     array = ffi.new("gb_kv_unit[]", list(units))
     with _Call(context._handle) as pointer:
         _check(lib.gemrun_internal_units(pointer, array, len(units)))
