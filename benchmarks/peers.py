@@ -32,6 +32,7 @@ from peer_build import Peer, PeerError
 
 from gemrun import machine
 from gemrun.context import Config
+from gemrun.format.files import uncache
 from gemrun.progress import Progress
 
 HERE = Path(__file__).resolve().parent
@@ -199,6 +200,8 @@ def engines_of(
 ) -> Iterator[Engine]:
     """Ours in every variant, then every peer in every form."""
     artifact = peer_models.artifact(model, given.fresh)
+    with artifact.open("rb") as file:
+        uncache(file.fileno())  # read in again as after a start of the machine: in huge pages
     for name, settings in given.own:
         size = peer_models.artifact_bytes(artifact, two_plane="head=two-plane" in settings)
         yield Engine(name, name, artifact, size, settings)
@@ -270,8 +273,8 @@ def asked(given: argparse.Namespace, peers: dict[str, Peer]) -> list[str]:
     lines = [
         f"ours: {both} greedy tokens behind a prompt of one word, sampling included, int8 KV; "
         f"opened with {peer_own.CONTEXT} tokens of context (`peer_own.py`)",
-        "reading: `stream.c`, the better of a plain and a prefetching loop, median of "
-        f"{PASSES} passes",
+        "reading: `stream.c`, the better of a plain and a prefetching loop over huge pages, median "
+        f"of {PASSES} passes",
         f"open, first token, peak: `peer_own.py` and `peer_probe.c` with the same ids and context; "
         f"page cache warm; peak after {peer_own.PREFILL} + {peer_own.DECODE} tokens at "
         f"{max(given.threads)} threads, ours with Python's interpreter",
