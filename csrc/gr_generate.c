@@ -172,7 +172,7 @@ static uint32_t held(const gr_engine *e, uint32_t count)
     uint32_t n = 0;
     while (n + 1 < count && n < e->pos && had[n] == ids[n])
         n++;
-    return gr_kv_evicts(e, n, e->pos - n) ? 0 : n;
+    return gr_kv_evicts(e, n, e->high - n) ? 0 : n;
 }
 
 /* Generate from the ids in GB_BUF_PROMPT. */
@@ -184,9 +184,10 @@ static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_requ
     ctx->e.allowed = 0;
     gemrun_stats *s = &ctx->last;
     *s = (gemrun_stats){.prompt_tokens = count, .nonfinite_errors = s->nonfinite_errors};
-    uint32_t reused = q->reuse ? held(&ctx->e, count) : 0;
+    uint32_t reused = q->reuse ? held(&ctx->e, count) : 0, high = ctx->e.high;
     gr_reset(ctx);
     ctx->e.pos = reused;
+    ctx->e.high = reused > 0 ? high : 0;
     s->reused = reused;
     gr_begin_drafts(&ctx->e, &r.draft, q->speculate);
     ctx->planes.request = q;

@@ -138,6 +138,7 @@ typedef struct gr_engine {
     uint8_t *arena, *kv; /* v.header.ram_arena and ram_kv bytes, zeroed and touched */
     uint8_t *buf[16];    /* arena buffers by gb_buffer kind */
     uint32_t pos;        /* tokens in the cache */
+    uint32_t high;       /* .. at most, since it was empty: so far rings have gone on */
     bool logits_valid;
     bool screened;       /* they are minus infinity where they are not among the best */
     struct gr_planes *planes; /* gr_planes.h; NULL: always the full head */

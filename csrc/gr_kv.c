@@ -172,6 +172,6 @@ bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count)
 
 void gr_kv_reset(gr_engine *e)
 {
-    e->pos = 0; /* what stands above a position is never read */
+    e->pos = e->high = 0; /* what stands above a position is never read */
     e->logits_valid = false;
 }

@@ -679,6 +679,7 @@ static gemrun_status step(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *us
 {
     if (f->count == 0 || f->count > e->chunk || f->count > e->context - e->pos)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, f->count);
+    e->high = e->pos + f->count > e->high ? e->pos + f->count : e->high;
     if (!run(e, f) || (f->want == 2 && !gr_heads(e, f->x, f->count, fn, user)))
         return fail_nonfinite(e, f);
     if (f->ids)

@@ -12,6 +12,8 @@ import pytest
 import tiny
 from gemrun import GemRunContext
 from gemrun.errors import CallError
+from gemrun.format.reader import read_artifact
+from gemrun.format.units import with_units
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -89,3 +91,42 @@ def test_a_ring_that_has_gone_on_is_not_gone_back_in(
             window = max(window, more)
     assert reused[0]
     assert not reused[-1]
+
+
+@pytest.mark.parametrize("keep", [None, (1, 1), (2, 1)], ids=["dense", "1+1", "2+1"])
+@pytest.mark.parametrize("family", ["gemma3", "llama3"])
+def test_prompts_that_go_back_further_each_time(
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    tmp_path: Path,
+    family: str,
+    keep: tuple[int, int] | None,
+) -> None:
+    """How far a ring has gone on is not forgotten by a step back, nor by a draft that was wrong."""
+    path = artifact_cache(tiny_checkpoint(family), "--kv-cache-size", "320", "--effort", "fast")
+    if keep is not None:
+        with read_artifact(path) as artifact:
+            heads = [la.window for la in artifact.layers for _ in range(la.kv_heads)]
+        keeps = [(0, 0) if window else keep for window in heads]
+        path = Path(with_units(path, tmp_path / "a.gembin", keeps).path)
+    rng, reused = random.Random(1), 0
+    with (
+        GemRunContext(path, ignore_memory=True) as fresh,
+        GemRunContext(path, ignore_memory=True) as kept,
+    ):
+        for _ in range(25):
+            text = "".join(rng.choice("abcdefgh ") for _ in range(300))
+            kept.reset_kv_cache()
+            for cut in sorted((rng.randrange(40, 300) for _ in range(4)), reverse=True):
+                draft = rng.choice((0, 6))
+                wanted, found = (
+                    context.infer(
+                        text[:cut] + "zq", 3,
+                        temperature=0.0, ignore_stop_ids=True, speculate=draft, reuse=reuse,
+                    )
+                    for context, reuse in ((fresh, False), (kept, True))
+                )  # fmt: skip
+                assert list(found) == list(wanted)
+                assert kept.logits() == fresh.logits()
+                reused += found.stats.reused
+    assert reused > 0
