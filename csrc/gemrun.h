@@ -96,6 +96,7 @@ typedef enum gemrun_weights_check { /* CRC-32 of the weights at open; all else i
 typedef enum gemrun_head { /* two planes read less: default: in greedy runs; 2: top_k to 64 too */
     GEMRUN_HEAD_DEFAULT, GEMRUN_HEAD_FULL, GEMRUN_HEAD_TWO_PLANE } gemrun_head;
 
+enum { GEMRUN_FULL_STOP, GEMRUN_FULL_MARK, GEMRUN_FULL_SLIDE }; /* at the end of the context */
 /* How to open. Start from gemrun_config_default(); zero means the default everywhere. */
 typedef struct gemrun_config {
     uint32_t size;               /* sizeof(gemrun_config), set by gemrun_config_default */
@@ -126,8 +127,7 @@ typedef struct gemrun_request {
     uint64_t seed;
     uint64_t deadline_ns;       /* from the start of the call; 0: none */
     const uint32_t *banned;     /* token ids that are never sampled, or NULL */
-    uint32_t banned_count;      /* up to 4096 */
-    uint32_t bias_count;        /* up to 4096 */
+    uint32_t banned_count, bias_count; /* up to 4096 each */
     const uint32_t *bias_ids;   /* token ids .. */
     const float *bias_values;   /* .. and what is added to their logits, finite */
     const char *const *stop_strings; /* UTF-8, up to 8, each 1..128 bytes */
@@ -136,7 +136,7 @@ typedef struct gemrun_request {
     gemrun_text_fn on_text;     /* may be NULL */
     void *user;
     gemrun_step_fn on_step;     /* may be NULL */
-    uint32_t speculate, reuse, reserved[4]; /* ids to guess, to 6; 1: keep what is in the cache */
+    uint32_t speculate, reuse, on_full, reserved[3]; /* ids to guess; 1: keep the cache; FULL_* */
 } gemrun_request;
 
 typedef enum gemrun_role { GEMRUN_SYSTEM = 0, GEMRUN_USER = 1, GEMRUN_ASSISTANT = 2 } gemrun_role;
@@ -166,7 +166,7 @@ typedef struct gemrun_stats {
     uint64_t locked_bytes;       /* of lock_memory */
     uint32_t threads, pinned;    /* in use; whose affinity was set and read back */
     double head_candidates, head_candidates_max; /* rows a token of the last run; 0: full heads */
-    uint64_t drafted, accepted, reused, reserved[3]; /* ids: guessed, right; in the cache before */
+    uint64_t drafted, accepted, reused, slides, reserved[2]; /* ids: guessed, right; kept; times */
 } gemrun_stats;
 
 typedef struct gemrun_info { /* facts of an artifact; strings live as long as the context */

@@ -24,6 +24,8 @@ typedef struct generation { /* one generation, on the caller's stack */
     char text[TEXT];
 } generation;
 
+static const char MARK[] = "[TRUNCATED]"; /* of a text that ends with the context */
+
 static uint32_t *prompt_of(const gr_engine *e)
 {
     return (uint32_t *)(void *)e->buf[GB_BUF_PROMPT];
@@ -104,6 +106,10 @@ static void end_text(generation *r)
     if (r->run.finish == GEMRUN_FINISH_STOP_STRING || r->run.finish == GEMRUN_FINISH_CALLBACK)
         return;
     r->held += (uint32_t)gr_utf8_flush(&r->utf8, (uint8_t *)r->text + r->held);
+    if (r->run.finish == GEMRUN_FINISH_CONTEXT_FULL && r->q->on_full == GEMRUN_FULL_MARK) {
+        memcpy(r->text + r->held, MARK, sizeof MARK - 1);
+        r->held += (uint32_t)sizeof MARK - 1;
+    }
     if (r->held > 0)
         hand_out(r, -1, r->held);
 }
@@ -117,6 +123,24 @@ static uint32_t ended(const generation *r)
     if (r->count == r->q->max_tokens)
         return GEMRUN_FINISH_MAX_TOKENS;
     return e->pos == e->context ? GEMRUN_FINISH_CONTEXT_FULL : gr_interrupted(r->ctx, &r->run);
+}
+
+/* Go on in a context that is full, with its first block and its newest half: what was between is
+ * forgotten, and what stays is computed anew in its new place. A context of two blocks is none. */
+static gemrun_status slide(generation *r)
+{
+    gr_engine *e = &r->ctx->e;
+    const uint32_t *ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS];
+    uint32_t *kept = prompt_of(e), last = e->context / 2;
+    if (r->q->on_full != GEMRUN_FULL_SLIDE || last <= 2 * GB_KV_BLOCK)
+        return GEMRUN_OK;
+    memcpy(kept, ids, GB_KV_BLOCK * sizeof *ids);
+    memcpy(kept + GB_KV_BLOCK, ids + (e->pos - last), last * sizeof *ids);
+    r->run.finish = GEMRUN_FINISH_NONE;
+    r->ctx->last.slides++;
+    r->draft.count = r->draft.used = 0; /* rows of the old places */
+    gr_kv_reset(e);
+    return gr_append(r->ctx, kept, GB_KV_BLOCK + last, &r->run);
 }
 
 static gemrun_status decode_loop(generation *r)
@@ -146,8 +170,10 @@ static gemrun_status decode_loop(generation *r)
         take_token(r, id);
         if (r->run.finish == GEMRUN_FINISH_NONE)
             r->run.finish = ended(r);
-        if (r->run.finish != GEMRUN_FINISH_NONE)
-            break;
+        if (r->run.finish == GEMRUN_FINISH_CONTEXT_FULL)
+            st = slide(r);
+        if (st != GEMRUN_OK || r->run.finish != GEMRUN_FINISH_NONE)
+            return st;
         before = gr_port_now();
         st = gr_step(&ctx->e, &r->draft, id);
         if (st != GEMRUN_OK) {

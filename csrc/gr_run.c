@@ -42,6 +42,8 @@ gemrun_status gr_check_request(gr_engine *e, const gemrun_request *from, gemrun_
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_SPECULATE, GR_DRAFT, q->speculate);
     if (q->reuse > 1)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_REUSE, 1, q->reuse);
+    if (q->on_full > GEMRUN_FULL_SLIDE)
+        return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_ON_FULL, GEMRUN_FULL_SLIDE, q->on_full);
     if (q->max_tokens < 1 || q->max_tokens > INT32_MAX)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, GR_F_MAX_TOKENS, INT32_MAX, q->max_tokens);
     const float given[] = {q->temperature, q->top_p, q->min_p, q->repetition_penalty};

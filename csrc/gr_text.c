@@ -37,6 +37,7 @@ static const struct {
     [GR_F_MAX_TOKENS] = {NUMBER, "max_tokens", "1 to #"},
     [GR_F_SPECULATE] = {NUMBER, "speculate", "0 to #"},
     [GR_F_REUSE] = {NUMBER, "reuse", "0 or 1"},
+    [GR_F_ON_FULL] = {NUMBER, "on_full", "0 to #"},
     [GR_F_TEMPERATURE] = {REAL, "temperature", "0 to 100"},
     [GR_F_TOP_P] = {REAL, "top_p", "more than 0, up to 1"},
     [GR_F_MIN_P] = {REAL, "min_p", "0 to less than 1"},

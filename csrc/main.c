@@ -20,7 +20,7 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
 
 typedef struct options {
-    const char *path, *prompt, *system, *kernel, *head;
+    const char *path, *prompt, *system, *kernel, *head, *on_full;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
     uint32_t help, version, ignore_memory, lock_memory, tune, constant_work;
     uint64_t decode_threads, balance, speculate, serve;
@@ -29,7 +29,7 @@ typedef struct options {
     bool seen_top_k, seen_temperature, seen_top_p, seen_min_p, seen_penalty, seen_seed;
     const char *stops[MAX_STOPS];
     uint32_t bans[MAX_BANS];
-    uint32_t stop_count, ban_count;
+    uint32_t stop_count, ban_count, full; /* full: on_full as a number */
 } options;
 
 /* REAL takes its least and most, ABOVE only more than its least, BELOW only less than its most. */
@@ -80,6 +80,8 @@ static const struct option {
      "NAME  force a kernel (--info lists them), or GEMV/GEMM"},
     {"--head", TEXT, AT(head), 0, 0, 0,
      "NAME  two-plane: less of the head is read, for equal tokens (greedy: two-plane, else full)"},
+    {"--on-full", TEXT, AT(on_full), 0, 0, 0,
+     "NAME  at the end of the context: stop, mark (the text ends with [TRUNCATED]), slide (stop)"},
     {"--speculate", NUMBER, AT(speculate), 0, 0, 6,
      "N  guess up to N tokens ahead from the context: same answer, fewer steps (0)"},
     {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
@@ -206,21 +208,36 @@ static int store(options *o, const struct option *at, const char *value)
     }
 }
 
-static int parse_head(const char *name, uint32_t *out)
+/* A word of an option as the number that it stands for. NULL: as it is. */
+static int parse_word(const char *option, const char *name, const char *const *words,
+                      uint32_t count, uint32_t *out)
 {
-    static const char *const names[] = {[GEMRUN_HEAD_FULL] = "full",
-                                        [GEMRUN_HEAD_TWO_PLANE] = "two-plane"};
-    for (uint32_t i = 1; name && i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(name, names[i]) == 0) {
+    for (uint32_t i = 0; name && i < count; i++) {
+        if (words[i] && strcmp(name, words[i]) == 0) {
             *out = i;
             return 0;
         }
     }
-    if (name) {
-        fprintf(stderr, "gemrun: --head: %s is unknown; use full or two-plane\n",
-                *name ? name : "an empty text");
+    if (!name) {
+        return 0;
     }
-    return name ? EXIT_USAGE : 0;
+    fprintf(stderr, "gemrun: %s: %s is unknown; use", option, *name ? name : "an empty text");
+    for (uint32_t i = 0; i < count; i++) {
+        if (words[i]) {
+            fprintf(stderr, "%s%s", i + 1 < count ? " " : " or ", words[i]);
+        }
+    }
+    fputs("\n", stderr);
+    return EXIT_USAGE;
+}
+
+static int parse_words(options *o, gemrun_config *c)
+{
+    static const char *const heads[] = {[GEMRUN_HEAD_FULL] = "full",
+                                        [GEMRUN_HEAD_TWO_PLANE] = "two-plane"};
+    static const char *const ends[] = {"stop", "mark", "slide"};
+    int code = parse_word("--head", o->head, heads, 3, &c->head);
+    return code ? code : parse_word("--on-full", o->on_full, ends, 3, &o->full);
 }
 
 /* What makes the work of a step depend on more than its position does not go with the option. */
@@ -619,6 +636,7 @@ static gemrun_request request_of(gemrun_context_t *ctx, const options *o, answer
     q.stop_string_count = o->stop_count;
     q.ignore_stop_ids = o->ignore_eos;
     q.speculate = (uint32_t)o->speculate;
+    q.on_full = o->full;
     q.reuse = o->interactive ? 1 : 0; /* a turn repeats the conversation before it */
     q.on_text = on_text;
     q.user = a;
@@ -843,7 +861,7 @@ static int run(int argc, char **argv)
         return 0;
     }
     gemrun_config c = gemrun_config_default();
-    code = parse_head(o.head, &c.head);
+    code = parse_words(&o, &c);
     if (code != 0) {
         return code;
     }

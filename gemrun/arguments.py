@@ -34,6 +34,7 @@ CONFIG_RANGES = {
     "balance": (0, 2),
     "thread_affinity": (0, UINT64_MAX),
 }
+ON_FULL = {"stop": 0, "mark": 1, "slide": 2}  # at the end of the context: GEMRUN_FULL_*
 HEADS = {"full": 1, "two-plane": 2}  # gemrun_head
 SWITCHES = ("weights_check", "allow_foreign_board", "ignore_memory", "lock_memory")
 INTEGER_SETTINGS = {
@@ -172,11 +173,16 @@ def config_value(name: str, value: object) -> int:
 
 def head(value: object) -> int:
     """How the head is computed, by its name."""
+    return _word("head", value, HEADS)
+
+
+def _word(name: str, value: object, words: Mapping[str, int]) -> int:
+    allowed = " or ".join(map(repr, words))
     if not isinstance(value, str):
-        wrong_type("head", value, " or ".join(map(repr, HEADS)))
-    if value not in HEADS:
-        wrong_value("head", value, " or ".join(map(repr, HEADS)))
-    return HEADS[value]
+        wrong_type(name, value, allowed)
+    if value not in words:
+        wrong_value(name, value, allowed)
+    return words[value]
 
 
 def switch(name: str, value: object) -> int:
@@ -207,6 +213,8 @@ def _setting(name: str, value: object) -> Any:
         return number
     if name in ("ignore_stop_ids", "reuse"):
         return switch(name, value)
+    if name == "on_full":
+        return _word(name, value, ON_FULL)
     if name == "banned":
         banned = ids("banned", value)
         _at_most("banned", len(banned), MAX_LIST, "ids")

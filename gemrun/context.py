@@ -35,6 +35,7 @@ FINISH_REASONS = (
     *("none", "stop_id", "stop_string", "max_tokens", "context_full"),
     *("cancelled", "deadline", "callback", "error"),
 )
+MOST_SLID = 1 << 24  # ids of one answer; they are kept
 ROLES = {"system": lib.GEMRUN_SYSTEM, "user": lib.GEMRUN_USER, "assistant": lib.GEMRUN_ASSISTANT}
 
 
@@ -70,6 +71,7 @@ class Settings(TypedDict, total=False):
     ignore_stop_ids: bool
     deadline_ms: float  # 0: none
     speculate: int  # tokens guessed ahead from the context, 0..6; the answer is the same
+    on_full: str  # at the end of the context: "stop", "mark" the text, or "slide" on (README.md)
     reuse: bool  # what the cache holds of the prompt is not computed again; the answer is the same
 
 
@@ -103,6 +105,7 @@ class Stats:
     drafted: int  # tokens that speculation guessed in the last run ..
     accepted: int  # .. and how many were right
     reused: int  # tokens of the last run's prompt that the cache held
+    slides: int  # how often the last run went on in a full context
 
 
 @dataclass(frozen=True)
@@ -598,6 +601,7 @@ class _Request:
             c.seed_set, c.seed = 1, settings["seed"]
         c.speculate = settings.get("speculate", 0)
         c.reuse = settings.get("reuse", 0)
+        c.on_full = settings.get("on_full", 0)
         c.ignore_stop_ids = settings.get("ignore_stop_ids", 0)
         c.deadline_ns = math.ceil(settings.get("deadline_ms", 0) * 1e6)  # 0 would be none
         c.banned, c.banned_count = self._array("uint32_t[]", settings.get("banned", ()))
@@ -622,7 +626,11 @@ class _Question:
         self._pointer, self._asked = pointer, asked
         self._request = _Request(pointer, asked.max_tokens, asked.settings)
         self.c = self._request.c
-        room = min(self.c.max_tokens, _c_info(pointer).context)
+        room = self.c.max_tokens
+        if self.c.on_full != lib.GEMRUN_FULL_SLIDE:
+            room = min(room, _c_info(pointer).context)
+        elif room > MOST_SLID:
+            arguments.wrong_value("max_tokens", room, f"at most {MOST_SLID} with on_full='slide'")
         self._ids = ffi.new("int32_t[]", room)
 
     def ask(self) -> int:

@@ -191,7 +191,7 @@ static void test_struct_sizes(const image *m, gemrun_context_t *running)
     longer.c.size = 1u << 30; /* no struct is that large: not looked at */
     CHECK(gemrun_open_mem(&ctx, m->bytes, m->size, NULL, 0, &longer.c) == GEMRUN_E_ARGUMENT);
     gemrun_request q = gemrun_request_default(running);
-    q.reserved[3] = 1;
+    q.reserved[2] = 1;
     CHECK(gemrun_generate(running, "x", &q, out) == GEMRUN_E_ARGUMENT && said("reserved: 1"));
 }
 
