@@ -103,8 +103,9 @@ def _write_again(
 ) -> writer.Written:
     """The artifact at `dense` with what heads keep: same weights."""
     within_budget(state, decided=True)
-    mask = state.kv_mask
-    with units.rewritten(dense, state.options.output, state.keeps, kv_mask=mask) as out:
+    target, keeps = state.options.output, state.keeps
+    again = units.rewritten(dense, target, keeps, kv_mask=state.kv_mask, notes=state.notes)
+    with again as out:
         return _finish(state, out, tallies, host, reporter)
 
 
