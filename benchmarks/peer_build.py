@@ -309,6 +309,20 @@ def build_stream() -> Path:
     return out
 
 
+def build_own_probe() -> Path:
+    """peer_probe for our engine, with the library of `make dev`."""
+    out, code = folder() / "own_probe", HERE / "own_probe.c"
+    library = HERE.parent / "build" / "dev" / "libgemrun.a"
+    if not library.is_file():
+        raise PeerError("libgemrun.a: not built; run 'make dev'")
+    newest = max(code.stat().st_mtime, library.stat().st_mtime)
+    if not out.is_file() or out.stat().st_mtime <= newest:
+        folder().mkdir(parents=True, exist_ok=True)
+        command = [*compiler(), "-O2", f"-I{HERE.parent / 'csrc'}", str(code), str(library)]
+        run([*command, "-pthread", "-lm", "-o", str(out)], "own_probe.c", "see its message")
+    return out
+
+
 def installed(name: str, place: Path) -> Peer:
     """A peer that is installed already: a folder with llama-bench."""
     if not (place / "llama-bench").is_file():

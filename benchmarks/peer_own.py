@@ -1,11 +1,9 @@
 """One measurement of our engine in a process of its own; prints one JSON object.
 
-    python benchmarks/peer_own.py MODEL.gembin [--set KEY=VALUE ..] rates|first|peak|depths [...]
+    python benchmarks/peer_own.py MODEL.gembin [--set KEY=VALUE ..] rates|depths [...]
 
 rates   per thread count: prefill of 512 ids in an empty cache, then 128 greedy tokens behind the
         first one (the engine's own figure), each after one run that nobody times
-first   open, and open to the first token of a prompt of 12 ids
-peak    prefill of 512 and 128 tokens in a context of 640; the system's peak of this process
 depths  3 times 32 greedy tokens behind so many ids, which a prefill brought into the cache
 """
 
@@ -55,12 +53,6 @@ def greedy(context: GemRunContext, steps: int) -> None:
         context.decode(context.sample(temperature=0.0))
 
 
-def peak_kib() -> int:
-    """The largest resident size of this process so far."""
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(text.split("VmHWM:")[1].split()[0])
-
-
 def _prefill(context: GemRunContext, count: int) -> float:
     """Seconds of one prefill of an empty cache."""
     context.reset_kv_cache()
@@ -83,25 +75,6 @@ def rates(path: Path, config: Settings, threads: Sequence[int]) -> dict[str, Any
             found[str(count)] = {"prefill": prefill, "decode": made.decode_tps}
             found["kernel"] = it.info.kernel
     return found
-
-
-def first(path: Path, config: Settings, threads: int) -> dict[str, Any]:
-    """Times in ms from the beginning of opening."""
-    start = time.monotonic_ns()
-    with opened(path, config, threads, CONTEXT) as it:
-        ready = time.monotonic_ns()
-        it.prefill(prompt_ids(SHORT))
-        it.sample(temperature=0.0)
-        done = time.monotonic_ns()
-    return {"open_ms": (ready - start) * 1e-6, "first_ms": (done - start) * 1e-6}
-
-
-def peak(path: Path, config: Settings, threads: int) -> dict[str, Any]:
-    """Peak memory in KiB, the interpreter's included."""
-    with opened(path, config, threads, CONTEXT) as it:
-        _prefill(it, PREFILL)
-        greedy(it, DECODE)
-        return {"peak_kib": peak_kib(), "declared": it.stats().ram_total}
 
 
 def depths(
@@ -127,7 +100,7 @@ def main() -> int:
     """Command line; see the module's text."""
     parser = argparse.ArgumentParser(description="one measurement of our engine")
     parser.add_argument("model", type=Path)
-    parser.add_argument("what", choices=("rates", "first", "peak", "depths"))
+    parser.add_argument("what", choices=("rates", "depths"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--depths", default="0,1024,4096,8192")
@@ -140,11 +113,9 @@ def main() -> int:
     threads = [int(text) for text in given.threads.split(",")]
     if given.what == "rates":
         value = rates(given.model, config, threads)
-    elif given.what == "depths":
+    else:
         wanted = [int(text) for text in given.depths.split(",")]
         value = depths(given.model, config, threads[0], wanted, given.steps)
-    else:
-        value = {"first": first, "peak": peak}[given.what](given.model, config, threads[0])
     print(json.dumps(value))
     return 0
 

@@ -122,12 +122,12 @@ def llama_bench(engine: Engine, *options: object) -> list[tuple[str, int, list[f
 
 
 def probe(engine: Engine, threads: int, prompt: int, steps: int) -> Any:
-    """Open, first token and peak of a peer; None for one without our probe."""
-    if engine.peer is None or engine.peer.probe is None:
+    """Open, first token and peak, each by a program in C; None for a peer without our probe."""
+    program = engine.peer.probe if engine.peer else peer_build.build_own_probe()
+    if program is None:
         return None
     ids = peer_own.prompt_ids(prompt)
-    command = (engine.peer.probe, engine.file, threads, peer_own.CONTEXT, steps, *ids)
-    return peer_report.last_json(call(*command))
+    return peer_report.last_json(call(program, engine.file, threads, peer_own.CONTEXT, steps, *ids))
 
 
 def measure_rates(run: Run, model: str, engine: Engine) -> None:
@@ -161,22 +161,14 @@ def measure_read(run: Run, model: str, engine: Engine) -> None:
 
 def measure_first(run: Run, model: str, engine: Engine) -> None:
     """Open and first token, page cache warm."""
-    threads = max(run.given.threads)
-    if engine.peer is None:
-        found = own(engine, "first", "--threads", threads)
-    else:
-        found = probe(engine, threads, peer_own.SHORT, 0)
+    found = probe(engine, max(run.given.threads), peer_own.SHORT, 0)
     for figure in ("open", "first") if found else ():
         run.add(model, engine, figure, [found[f"{figure}_ms"]])
 
 
 def measure_peak(run: Run, model: str, engine: Engine) -> None:
     """Peak memory of 512 tokens in and 128 out."""
-    threads = max(run.given.threads)
-    if engine.peer is None:
-        found = own(engine, "peak", "--threads", threads)
-    else:
-        found = probe(engine, threads, peer_own.PREFILL, peer_own.DECODE)
+    found = probe(engine, max(run.given.threads), peer_own.PREFILL, peer_own.DECODE)
     if found:
         run.add(model, engine, "peak", [found["peak_kib"]])
 
@@ -275,9 +267,9 @@ def asked(given: argparse.Namespace, peers: dict[str, Peer]) -> list[str]:
         f"opened with {peer_own.CONTEXT} tokens of context (`peer_own.py`)",
         "reading: `stream.c`, the better of a plain and a prefetching loop over huge pages, median "
         f"of {PASSES} passes",
-        f"open, first token, peak: `peer_own.py` and `peer_probe.c` with the same ids and context; "
-        f"page cache warm; peak after {peer_own.PREFILL} + {peer_own.DECODE} tokens at "
-        f"{max(given.threads)} threads, ours with Python's interpreter",
+        "open, first token, peak: programs in C, `own_probe.c` and `peer_probe.c`, with the same "
+        f"ids and context; page cache warm; peak after {peer_own.PREFILL} + {peer_own.DECODE} "
+        f"tokens at {max(given.threads)} threads",
     ]
     for peer in peers.values():
         flags = " ".join(peer.flags)

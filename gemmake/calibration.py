@@ -54,7 +54,9 @@ STEP_OF_ROLE: Mapping[int, spec.Op] = {
 
 def load_text(options: CompileOptions) -> tuple[str, InputFile]:
     """The calibration text and its identity. Raises UsageError for an unreadable file."""
-    if options.calibration is None:
+    if options.calibration is not None and options.sparse and _are_many(options.calibration):
+        name, data = show(options.calibration.name), _joined(options.calibration)
+    elif options.calibration is None:
         name = "calibration.txt"
         data = (resources.files("gemmake") / "data" / name).read_bytes()
     else:
@@ -75,6 +77,20 @@ def load_text(options: CompileOptions) -> tuple[str, InputFile]:
     if not text.strip():
         raise UsageError(f"--calibration {name}: no text in it; name a text file")
     return text, InputFile(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _are_many(path: Path) -> bool:
+    """Whether a path holds texts one by one, which only a sparse cache takes."""
+    return path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _joined(path: Path) -> bytes:
+    """All of the user's texts behind each other, up to MAX_TEXT bytes."""
+    from gemmake.kvmask import texts, window  # big tables of words
+
+    found = texts.read(path)
+    joined = "\n\n".join(t.text if t.messages is None else window.plain(t.messages) for t in found)
+    return joined.encode()[:MAX_TEXT].decode("utf-8", "ignore").encode()  # no half of a character
 
 
 class Calibrator:

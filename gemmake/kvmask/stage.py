@@ -64,7 +64,9 @@ def _texts(state: State, image: Path) -> tuple[list[list[int]], list[list[int]]]
         most = options.context
 
         def ids_of(text: str) -> list[int]:
-            return list(context.tokenize(text, bos=True))[:most]
+            """At most as many as fit; of a longer text the beginning has more than that."""
+            begin = text[: sizes.text_limit(most) // 4]  # bytes of a character
+            return context.tokenize(begin, bos=True)[:most]
 
         if options.calibration is None:
             mixed = texts.windows(options.sample_ratio, SEED, most, ids_of)
