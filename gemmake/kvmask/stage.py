@@ -70,7 +70,7 @@ def _texts(state: State, image: Path) -> tuple[list[list[int]], list[list[int]]]
 
         if options.calibration is None:
             mixed = texts.windows(options.sample_ratio, SEED, most, ids_of)
-            return [ids_of(w.text) for w in mixed], [ids_of(t) for t in heldout.texts(most)]
+            return [ids_of(w.text) for w in mixed], [ids_of(t) for t in heldout.texts(most, ids_of)]
         own = texts.own(options.calibration, options.sample_ratio, most, ids_of)
         return [ids_of(t) for t in own.windows], [ids_of(t) for t in own.held_out]
 
