@@ -202,7 +202,9 @@ class Models:
     async def warm(self, slot: Slot, prompt: str, tests: bool) -> dict[str, Any]:
         """warming -> standby: the stored tests and a prompt; how long each took, in ms.
 
-        The pace comes last: the sleep that the tests would owe is nobody's gain.
+        The pace comes last: a prompt's heat is nothing, and a model that is brought up while the
+        throttle halts everything would never be ready. A replacement, whose tests are more than a
+        prompt, has set it before.
         """
         worker = slot.worker
         if worker is None:
