@@ -83,6 +83,7 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[State, writer.W
         out.fill("MANI", manifest_of(state, tallies))
         out.seal()
         if not options.sparse:
+            dump("kv_template", state, tallies)
             return state, _finish(state, out, tallies, host, reporter), tallies
         state = decide(state, Path(out.partial), host, reporter)
         dump("kv_template", state, tallies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,6 +198,9 @@ def test_a_sensor_that_hangs_stops_nobody(
         assert inside.celsius == 51.2
         assert outside.celsius is None
         assert "no answer" in outside.reason
+    deadline = time.monotonic() + 30
+    while not hanging.reads and time.monotonic() < deadline:  # its thread may not have run yet
+        time.sleep(0.001)
     assert hanging.reads == 1, "a second read was started while the first one hung"
     assert threading.active_count() == threads + 1
     reader = sensors._readers["file:/dead/server"]
