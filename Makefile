@@ -62,12 +62,14 @@ sanitize:
 pytest:
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# Damaged artifacts: FUZZ_COUNT of each golden file through the C reader under sanitizers, then
-# FUZZ_BOTH through the Python reader and the engine, which have to agree.
+# Damaged artifacts: FUZZ_COUNT of each golden file through the C reader under sanitizers, FUZZ_BOTH
+# saved sessions of each, then FUZZ_BOTH through the Python reader and the engine, which have to
+# agree.
 fuzz: native
 	@$(LOCKED) cmake --preset sanitize --log-level=WARNING > build/configure.log
-	@$(LOCKED) cmake --build build/sanitize --target fuzz_open
+	@$(LOCKED) cmake --build build/sanitize --target fuzz_open fuzz_session
 	@build/sanitize/fuzz_open $(FUZZ_COUNT) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
+	@build/sanitize/fuzz_session $(FUZZ_BOTH) $(FUZZ_SEED) tests/golden/v1.0/*.gembin
 	@cd tests && $(BIN)/python -m fuzz.run $(FUZZ_BOTH) $(FUZZ_SEED)
 
 # On a machine that does nothing else; benchmarks/README.md says what it does and how long it takes.

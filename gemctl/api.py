@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from gemctl import wording
 from gemctl.config import Celsius, Mode
 from gemctl.core import policy
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, of_system
 from gemctl.events import EventHub
 from gemctl.serve import replace
 from gemctl.serve.models import Model, Models
@@ -52,6 +52,13 @@ Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 AUDITED = ("name", "digest", "mode", "temp_c", "duty", "for_s", "pinned", "priority", "on")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
+# Methods that mean a model of the daemon: a program that attached itself takes none of them.
+NOT_ATTACHED = frozenset(
+    {
+        *("model.status", "model.load", "model.unload", "model.pin", "model.priority"),
+        *("model.rollback", "model.switch", "generate"),
+    }
+)
 
 
 class Params(BaseModel):
@@ -151,6 +158,7 @@ class GenerateParams(Params):
     banned: Annotated[list[Token], Field(max_length=256)] | None = None
     ignore_stop_ids: bool = False
     speculate: Annotated[int, Field(ge=0, le=6)] | None = None
+    reuse: bool = False
     deadline_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
     priority: Literal["high", "normal", "low"] = "normal"
     stream: bool = True
@@ -166,6 +174,7 @@ class GenerateParams(Params):
         kept = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
         more = ("repetition_penalty", "ignore_stop_ids", "speculate", "stop", "banned")
         made = {key: getattr(self, key) for key in (*kept, *more)}
+        made["reuse"] = self.reuse or None
         if self.messages is not None:
             made["messages"] = [{"role": m.role, "text": m.text} for m in self.messages]
         return {key: value for key, value in made.items() if value is not None}
@@ -192,13 +201,6 @@ class Method:
     run: Callable[[Any, Any, Call], Awaitable[dict[str, Any]]]
     write: bool
     audit: bool = True
-
-
-def _sentence(method: str, params: type[Params], error: ValidationError) -> str:
-    """The first mistake; a name that is none comes first, for the one that is missing is meant."""
-    found = error.errors(include_url=False)
-    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-    return f"{method}: {wording.sentence(dict(first), params.model_json_schema())}"
 
 
 class Api:
@@ -236,8 +238,9 @@ class Api:
         try:
             checked = known.params.model_validate(dict(params))
         except ValidationError as error:
-            sentence = _sentence(method, known.params, error)
-            raise ApiError("bad_request", sentence) from None
+            sentence = wording.first(error, known.params)
+            raise ApiError("bad_request", f"{method}: {sentence}") from None
+        self._refuse_attached(method, getattr(checked, "name", getattr(checked, "model", None)))
         if known.write and known.audit:
             told = {k: v for k, v in dict(params).items() if k in AUDITED and v is not None}
             self.hub.publish("audit", caller=caller.name, method=method, **told)
@@ -245,9 +248,19 @@ class Api:
             return await known.run(self, checked, Call(caller, emit))
         except (ApiError, asyncio.CancelledError):
             raise
+        except (OSError, MemoryError) as error:
+            self._daemon.log(f"{method}: {type(error).__name__}: {error}")
+            raise of_system(method, error) from error
         except Exception as error:
             self._daemon.log(f"{method}: {type(error).__name__}: {error}")
             raise ApiError("internal", f"{method}: a fault of the daemon; see its log") from error
+
+    def _refuse_attached(self, method: str, name: str | None) -> None:
+        """A program that attached itself loads and asks its model by itself."""
+        if method in NOT_ATTACHED and self._daemon.attached_named(name) is not None:
+            what = f"{name}: is an attached program"
+            remedy = "gemctl model list has what is known of it; it takes disable, enable, replace"
+            raise ApiError("conflict", f"{what}; {remedy}")
 
     # ---- models ----
 
@@ -266,8 +279,17 @@ class Api:
     async def model_list(self, p: NoParams, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_list()
         theirs = {row["name"] for row in attached}  # what was staged for them is no model of ours
-        ours = {*self.models.store.names(), *self.models.models} - theirs
+        known = {*self.models.store.names(), *self.models.models} - theirs
+        ours = [name for name in known if self._is_model(name)]
         return {"models": [self._brief(name) for name in sorted(ours)] + attached}
+
+    def _is_model(self, name: str) -> bool:
+        """Not a name of which no more is known than that a version was bad."""
+        models = self.models
+        model = models.models.get(name)
+        if name in models.state.models or (model is not None and (model.slots() or model.busy)):
+            return True
+        return name in models.store.names() and bool(models.store.versions(name).present)
 
     def _brief(self, name: str) -> dict[str, Any]:
         models = self.models
@@ -293,9 +315,6 @@ class Api:
         }
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
-        if self._daemon.attached_named(p.name) is not None:
-            what = f"{p.name}: is an attached program"
-            raise ApiError("conflict", f"{what}; gemctl model list has what is known of it")
         model = self.models.named(p.name)
         versions = self.models.store.versions(model.name)
         slot = model.current
@@ -320,9 +339,7 @@ class Api:
         self.models.model(p.name)
         digest = self._digest(p.name, p.digest)
         await self.models.procedure(self.models.load(p.name, digest))
-        self.models.want(p.name, enabled=True)
-        if self.models.active is None:
-            self.models.save(active=p.name)
+        self.models.loaded(p.name)
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
 
     async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
@@ -342,7 +359,8 @@ class Api:
 
     async def model_clear(self, p: NameParams, call: Call) -> dict[str, Any]:
         await self.models.clear(p.name)
-        return {"model": p.name}
+        model = self.models.models.get(p.name)
+        return {"model": p.name, "state": model.state if model is not None else None}
 
     async def model_disable(self, p: MaybeName, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_named(p.name)
@@ -396,7 +414,7 @@ class Api:
 
     async def model_stage(self, p: NameParams, call: Call) -> dict[str, Any]:
         if len(call.caller.fds) != 1:
-            raise ApiError("bad_request", "model.stage: no file; give one")
+            raise ApiError("bad_request", "model.stage: give one file")
         return await self.models.procedure(
             self._stage(check_name(p.name), os.dup(call.caller.fds[0]), call)
         )
@@ -410,9 +428,11 @@ class Api:
             self._drop_empty(model)
 
     def _drop_empty(self, model: Model) -> None:
-        """A name that was made for a first version that was refused is no model."""
-        stored = model.name in self.models.store.names()
-        if not model.slots() and not stored:
+        """A name that was made for a first version that was refused, or for one that an attached
+        program will take, is no model."""
+        stored = self._is_model(model.name)
+        attached = self._daemon.attached_named(model.name) is not None
+        if not model.slots() and (attached or not stored):
             self.models.models.pop(model.name, None)
 
     async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
@@ -462,7 +482,8 @@ class Api:
             fields["reset"] = 1
         pieces: list[str] = []
         done: dict[str, Any] = {}
-        events = self.models.generate(model, fields, waiting)
+        owner = call.caller.name if call.caller.source == "unix" else call.caller.source
+        events = self.models.generate(model, fields, waiting, owner)
         async with _closing(events):
             async for event in events:
                 if event["event"] == "done":

@@ -339,7 +339,7 @@ def check_config(path: str) -> Values:
     from gemctl.errors import ApiError
 
     try:
-        config.load(Path(path))
+        config.load(Path(path), pipes=True)
     except ApiError as error:
         wrong(error.message)
     return {"path": path, "good": True}

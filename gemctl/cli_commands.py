@@ -325,7 +325,7 @@ def model_rollback(session: Session, name: str | None, wait: bool) -> None:
 @pass_session
 def model_clear(session: Session, name: str) -> None:
     """Let a faulted model, or its bad versions, try again."""
-    session.show(session.ask("model.clear", name=name), render.done("cleared"))
+    session.show(session.ask("model.clear", name=name), render.cleared)
 
 
 @main.command("switch-model")
@@ -418,7 +418,7 @@ def config() -> None:
 
 
 @config.command("check")
-@click.argument("path", type=click.Path(dir_okay=False), default="/etc/gemctl/gemctl.toml")
+@click.argument("path", type=click.Path(), default="/etc/gemctl/gemctl.toml")
 @pass_session
 def config_check(session: Session, path: str) -> None:
     """Is a file good? Needs no daemon."""

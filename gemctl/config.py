@@ -8,7 +8,11 @@ Unknown keys are errors, so that a misspelt one is not silently the default. `lo
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from gemctl import config_words
 from gemctl.errors import ApiError
+from gemctl.store.durable import read_plain
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +44,7 @@ Short = Annotated[str, Field(max_length=256)]
 Argument = Annotated[str, Field(max_length=4096)]
 DAY_S = 86400.0
 BYTES_MOST = 1 << 50
+SOCKET_MOST = 107  # bytes of a Unix socket's path
 
 
 def key(default: Any, about: str, unit: str = "", **limits: Any) -> Any:
@@ -56,6 +62,40 @@ def seconds(default: float, about: str, least: float | None = None) -> Any:
     """A time of up to a day; above 0 where no least one is given."""
     low: dict[str, float] = {"gt": 0} if least is None else {"ge": least}
     return key(default, about, "s", le=DAY_S, **low)
+
+
+def parse_listen(listen: str) -> tuple[str, int] | Path:
+    """Loopback address and port, or the path of a Unix socket. Raises ApiError("bad_request")."""
+
+    def bad(what: str) -> ApiError:
+        remedy = "use 127.0.0.1:PORT, [::1]:PORT or unix:/PATH"
+        return ApiError("bad_request", f"metrics.listen '{listen[:100]}': {what}; {remedy}")
+
+    if listen.startswith("unix:"):
+        path = Path(listen[5:])
+        if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_MOST or "\0" in listen:
+            raise bad(f"no absolute path of at most {SOCKET_MOST} bytes")
+        return path
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+|localhost):(\d{1,5})", listen, re.ASCII)
+    if not match or int(match[2]) > 65535:
+        raise bad("not an address and a port")
+    host = "127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise bad("not an address") from None
+    if not loopback:
+        raise bad("other machines could reach it")
+    return host, int(match[2])
+
+
+def _known(parse: Callable[[str], Any], word: str) -> None:
+    """What the daemon would refuse at its start is a mistake in the file."""
+    try:
+        parse(word)
+    except ApiError as error:
+        text = {"text": error.message.partition("': ")[2], "word": word[:100]}
+        raise PydanticCustomError("gemctl", '"{word}": {text}', text) from None
 
 
 class Part(BaseModel):
@@ -80,6 +120,14 @@ class DaemonConfig(Part):
     write_group: str = key("gemctl-admin", "who may also change something", max_length=64)
     log_prompts: bool = key(False, "put prompts and answers into request.text events")
     connections: int = key(64, "most connections at once", "connections", ge=1, le=1024)
+
+    @field_validator("socket")
+    @classmethod
+    def _fits(cls, socket: Path) -> Path:
+        if len(os.fsencode(socket)) > SOCKET_MOST:
+            text = "its path is longer than {most} bytes; use a shorter one"
+            raise PydanticCustomError("gemctl", text, {"most": SOCKET_MOST})
+        return socket
 
 
 class WorkerConfig(Part):
@@ -189,6 +237,15 @@ class SensorsConfig(Part):
         Path("/run/gemctl-powerd/powerd.sock"), "of gemctl-powerd, which caps clocks"
     )
 
+    @field_validator("external")
+    @classmethod
+    def _understood(cls, external: tuple[str, ...]) -> tuple[str, ...]:
+        from gemctl.board.sensors import parse_source
+
+        for spec in external:
+            _known(parse_source, spec)
+        return external
+
 
 class MqttConfig(Part):
     """The broker; without a host there is no MQTT. A change needs a restart."""
@@ -258,6 +315,13 @@ class MetricsConfig(Part):
         max_length=256,
     )
 
+    @field_validator("listen")
+    @classmethod
+    def _understood(cls, listen: str) -> str:
+        if listen:
+            _known(parse_listen, listen)
+        return listen
+
 
 class HooksConfig(Part):
     """Commands to run; words, no shell. GEMCTL_MODEL and GEMCTL_DIGEST are in the environment."""
@@ -293,13 +357,24 @@ def parse(text: str, path: Path) -> Config:
     raise ApiError("bad_request", reason)
 
 
-def load(path: Path | None) -> Config:
-    """Configuration of a file; the defaults without one. Raises ApiError("bad_request")."""
+def _read(path: Path, pipes: bool) -> bytes:
+    """A little more than a file may have. OSError."""
+    if not pipes or path.is_file():
+        return read_plain(path, MAX_BYTES + 1)
+    with path.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def load(path: Path | None, pipes: bool = False) -> Config:
+    """Configuration of a file; the defaults without one. Raises ApiError("bad_request").
+
+    `pipes`: a pipe is read to its end, for a command in whose line it stands. The daemon waits for
+    none.
+    """
     if path is None:
         return Config()
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = _read(path, pipes)
         if len(raw) > MAX_BYTES:
             raise ApiError("bad_request", f"{path}: more than {MAX_BYTES} bytes; shorten it")
         return parse(raw.decode("utf-8"), path)

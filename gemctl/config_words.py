@@ -181,8 +181,8 @@ def _allowed(wanted: Table) -> str:
 def _range(wanted: Table) -> str:
     low, most = wanted.get("minimum"), wanted.get("maximum")
     if low is None:
-        return f"above {wanted.get('exclusiveMinimum')}, at most {most:g}"
-    return f"from {low:g} to {most:.15g}"
+        return f"above {wanted.get('exclusiveMinimum')}, at most {most:.20g}"
+    return f"from {low:.20g} to {most:.20g}"
 
 
 def line_of(text: str, keys: Sequence[str]) -> int | None:

@@ -16,7 +16,6 @@ import fcntl
 import functools
 import os
 import platform
-import shutil
 import signal
 import socket
 import sys
@@ -41,13 +40,15 @@ from gemctl.notify import given_socket, notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
 from gemctl.serve.models import Models, Pace
+from gemctl.serve.slot import unavailable
 from gemctl.serve.worker import find_program
 from gemctl.service import Service
 from gemctl.show import metrics as metrics_
-from gemctl.show import web
+from gemctl.show import render, web
 from gemctl.show.history import History
 from gemctl.store import sign
-from gemctl.store.state import Boot, StateFile
+from gemctl.store.durable import explained
+from gemctl.store.state import Boot, Load, StateFile
 from gemctl.store.store import Store, check_name
 
 VERSION = "0.1.0"
@@ -55,6 +56,7 @@ LOG_KEPT = 500
 EVERY_S = 1.0  # history, flash and watchdog
 STOP_S = 10.0
 GOODBYE_S = 2.0
+ROOM_LEAST, ROOM_GOOD = 1 << 20, 1 << 30  # bytes on the disk of the state folder
 
 
 class Daemon:
@@ -69,7 +71,8 @@ class Daemon:
         self.history = History()
         self.lines: deque[str] = deque(maxlen=LOG_KEPT)
         self.metrics = metrics_.Prometheus() if config.metrics.listen else metrics_.Metrics()
-        config.daemon.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with explained(config.daemon.state):
+            config.daemon.state.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._lock = _lock(config.daemon.state)
         self.store = Store(config.daemon.state)
         self.state_file = StateFile(config.daemon.state)
@@ -116,7 +119,7 @@ class Daemon:
         """Serve until stopped. Raises ApiError where it cannot listen."""
         boot = await asyncio.to_thread(self.state_file.boot)
         self.models.state = boot.state
-        for line in boot.warnings:
+        for line in dict.fromkeys((*self.models.state_warnings, *boot.warnings)):
             self.warn(line)
         given = given_socket()
         self.activated = given is not None
@@ -203,11 +206,37 @@ class Daemon:
                 if load.trial and load.digest is not None:
                     await replace.resume_trial(self.models, load.name, load.digest)
                 else:
-                    await self.models.load(load.name, self._present(load.name, load.digest))
+                    await self._load(load)
             except ApiError as error:
                 self.warn(f"{load.name}: was not loaded: {error.message}")
         self._place_disabled()
         notify(f"STATUS={self.models.active or 'no model'}")
+
+    async def _load(self, load: Load) -> None:
+        """What was wanted; where it is gone or damaged, the good version before it, and a line
+        that says so. Raises ApiError where none of them loads."""
+        found = self.store.versions(load.name)
+        wanted = load.digest or found.current
+        present = {version.digest for version in found.present}
+        why: ApiError | None = None
+        for digest in dict.fromkeys((wanted, *found.good)):
+            if digest not in present:
+                continue
+            try:
+                await self.models.load(load.name, digest)
+            except ApiError as error:
+                if error.code not in ("refused", "failed"):
+                    raise
+                why = why or error
+                continue
+            if digest != wanted:
+                reason = why.message if why is not None else "its file is gone"
+                what = f"{load.name}: {(wanted or '')[:12]} was not loaded: {reason}"
+                self.warn(f"{what}; {digest[:12]} serves instead, stage the other one again")
+            return
+        if why is not None:
+            raise why
+        await self.models.load(load.name)  # which says what is missing
 
     def _tidy(self) -> None:
         """What was left half done goes; versions stay, staged ones too, until they are judged."""
@@ -308,8 +337,9 @@ class Daemon:
         The first of a name stays: two of one name would push each other out for ever.
         """
         check_name(name)
-        first = self.attached.get(name)
-        if name in self.models.models:
+        first, model = self.attached.get(name), self.models.models.get(name)
+        wanted = self.models.state.models.get(name)
+        if (model is not None and (model.slots() or model.busy)) or (wanted and wanted.enabled):
             raise ApiError("conflict", f"attach: {name} is a model of the daemon; use another name")
         if first is not None and not first.channel.closed.is_set():
             reason = f"attach: {name} is attached (process {first.pid}); use another name"
@@ -334,6 +364,7 @@ class Daemon:
             self.hub,
         )
         self.attached[name] = program
+        self.models.models.pop(name, None)  # versions that were staged for it, and nothing else
         await program.channel.open(sock)
         program.task = asyncio.create_task(self._serve_program(program))
 
@@ -352,8 +383,8 @@ class Daemon:
             program.pace(pace)
 
     def attached_named(self, name: str | None) -> Attached | None:
-        """A program by its name, where no model of ours has it."""
-        return None if name in self.models.models else self.attached.get(name or "")
+        """A program by its name."""
+        return self.attached.get(name or "")
 
     def attached_list(self) -> list[dict[str, Any]]:
         """For `model.list`."""
@@ -403,9 +434,10 @@ class Daemon:
             "swap": model.swap if model is not None else {},
             "kv_cache_size": facts.kv_size if facts is not None else None,
             "kv_cache_used_bytes": round(used * per_token),
-            "kv_cache_hit_ratio": None,
+            "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
+            "reused": last.get("reused"),
         }
 
     def info(self) -> dict[str, Any]:
@@ -450,17 +482,24 @@ class Daemon:
         ]
         helper = "connected" if self.powerd.present else "absent: pacing only, no clock caps"
         checks.append(_check("ok" if self.powerd.present else "warn", "gemctl-powerd", helper))
-        free = shutil.disk_usage(self.config.daemon.state).free
-        room = f"{free >> 20} MiB free in {self.config.daemon.state}"
-        checks.append(_check("ok" if free > 1 << 30 else "warn", "store", room))
+        checks.append(_check_store(self.config.daemon.state))
         checks.append(self._check_memory())
+        for name, model in self.models.models.items():
+            if model.state == "faulted":
+                checks.append(_check("bad", "model", unavailable(name, "faulted").message))
         if self.bridge is not None:
             info = self.bridge.info()
             what = "connected" if info["connected"] else str(info["reason"])
+            what += render.refusals(info["commands"])
             checks.append(_check("ok" if info["connected"] else "warn", "mqtt", what))
-        if self.config.mqtt.host and self.config.mqtt.require_signed:
+        if self._wants_keys():
             checks.append(self._check_keys())
         return checks
+
+    def _wants_keys(self) -> bool:
+        config = self.config
+        by_command = bool(config.mqtt.host) and config.mqtt.require_signed
+        return by_command or config.models.signature == "required"
 
     def _check_sensor(self, row: dict[str, Any]) -> dict[str, Any]:
         """A sensor that is written too seldom is told even while its value is fresh."""
@@ -477,14 +516,17 @@ class Daemon:
         return _check("ok", name, f"{row['celsius']} C")
 
     def _check_keys(self) -> dict[str, Any]:
-        """Without a key no command of the broker makes a version serve."""
+        """Without a key nothing is taken that has to be signed."""
         found = sign.load_keys(self.config.models.keys_dir)
         if found.warnings:
             return _check("warn", "keys", "; ".join(found.warnings))
         if not found.keys:
-            what = f"no .pub file in {found.folder}, and mqtt.require_signed is on; put one there"
+            required = self.config.models.signature == "required"
+            rule = "models.signature is required" if required else "mqtt.require_signed is on"
+            what = f"no .pub file in {found.folder}, and {rule}; put one there"
             return _check("warn", "keys", what)
-        return _check("ok", "keys", f"{len(found.keys)} keys in {found.folder}")
+        plural = "s" if len(found.keys) > 1 else ""
+        return _check("ok", "keys", f"{len(found.keys)} key{plural} in {found.folder}")
 
     def _check_memory(self) -> dict[str, Any]:
         try:
@@ -543,8 +585,26 @@ def _lock(folder: Path) -> int:
     return place
 
 
+def _share(part: int | None, whole: int | None) -> float | None:
+    """How much of a prompt the cache held already."""
+    return round(part / whole, 3) if part is not None and whole else None
+
+
 def _check(level: str, name: str, text: str) -> dict[str, Any]:
     return {"level": level, "name": name, "text": text}
+
+
+def _check_store(folder: Path) -> dict[str, Any]:
+    """Whether what changes can be kept, and whether there is room for another version."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    room = f"{free >> 20} MiB free in {folder}"
+    if found.f_flag & os.ST_RDONLY:
+        return _check("bad", "store", f"{folder} is read-only; mount it writable")
+    if free < ROOM_LEAST:
+        what = f"{room}: nothing can be kept over a restart; free room on its disk"
+        return _check("bad", "store", what)
+    return _check("ok" if free > ROOM_GOOD else "warn", "store", room)
 
 
 def _rss() -> int:

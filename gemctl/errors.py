@@ -5,11 +5,12 @@ The command's exit code follows from the word (EXIT_CODES): scripts test that, n
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 from gemctl.codes import EXIT_CODES, RETRYABLE
 
-__all__ = ["EXIT_CODES", "RETRYABLE", "ApiError", "Code"]
+__all__ = ["EXIT_CODES", "RETRYABLE", "ApiError", "Code", "of_system"]
 
 Code = Literal[
     "bad_request",  # not understood: a field is missing, of another type, out of range
@@ -44,3 +45,22 @@ class ApiError(Exception):
     def as_dict(self) -> dict[str, object]:
         """The `error` object of a reply."""
         return {"code": self.code, "message": self.message, "retryable": self.retryable}
+
+
+# What the system is short of -> the word, and what helps.
+_SHORT: dict[int, tuple[Code, str]] = {
+    errno.ENOMEM: ("no_memory", "unload a model, or give the daemon more memory"),
+    errno.EMFILE: ("busy", "raise the daemon's limit of open files (LimitNOFILE)"),
+    errno.ENFILE: ("busy", "close files of other programs"),
+    errno.EAGAIN: ("busy", "raise the daemon's limit of processes (TasksMax)"),
+    errno.ENOSPC: ("no_space", "free room on its disk"),
+    errno.EROFS: ("no_space", "mount it writable"),
+}
+
+
+def of_system(what: str, error: OSError | MemoryError) -> ApiError:
+    """What the system refused, in its own word; `what` could not be done."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or 0
+    reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    code, remedy = _SHORT.get(number, ("failed", "see gemctl doctor"))
+    return ApiError(code, f"{what}: {reason}; {remedy}")

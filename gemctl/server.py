@@ -37,6 +37,8 @@ GONE_LOOK_S = 0.1
 SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
 KEYS = ("v", "id", "method", "params")  # of a request
+DIGITS_MOST = 400  # of a whole number: more than any float has
+KEPT_FREE = 4  # connections that are kept for root and the daemon's own user
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def _whole(digits: str) -> int:
+    """Python itself refuses more than 4,300, by a sentence about Python."""
+    if len(digits) > DIGITS_MOST:
+        raise ValueError(f"a number of more than {DIGITS_MOST} digits")
+    return int(digits)
+
+
 def _no_json(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos + 1}"
@@ -72,7 +81,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """A request as the protocol has it. Raises ApiError("bad_request")."""
     try:
         request = json.loads(
-            line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
+            line.decode("utf-8"),
+            parse_int=_whole,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_once,
         )
     except (ValueError, RecursionError) as error:
         what = f"request: no JSON: {_no_json(error)}; send one object a line"
@@ -104,7 +116,10 @@ class Misread(ApiError):
 
 
 def _is_id(number: object) -> bool:
-    return isinstance(number, str) and 0 < len(number) <= 64
+    """A text that can be sent back as it came: no half of a surrogate pair."""
+    if not isinstance(number, str) or not 0 < len(number) <= 64:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in number)
 
 
 def _group(name: str) -> int | None:
@@ -184,9 +199,11 @@ class Connection:
         """The next line without its end; None: the peer is gone, or broke a limit."""
         started = None
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > LINE_MOST or len(self._fds) > FDS_MOST:
-                too_long = ApiError("bad_request", f"request: over {LINE_MOST} bytes; shorten it")
-                await self._error("", too_long)
+            over = len(self._buffer) > LINE_MOST
+            if over or len(self._fds) > FDS_MOST:
+                what = f"over {LINE_MOST} bytes; shorten it"
+                more = f"more than {FDS_MOST} descriptor; send one"
+                await self._error("", ApiError("bad_request", f"request: {what if over else more}"))
                 return None
             started = started or (self._loop.time() if self._buffer else None)
             wait = None if started is None else started + LINE_S - self._loop.time()
@@ -352,7 +369,7 @@ class Server:
         self._config = config
         self._service = service
         self._doors = doors
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}  # each with its peer's user
 
     async def run(self) -> None:
         """Accept connections until cancelled; then close all of them."""
@@ -379,14 +396,8 @@ class Server:
             peer.close()
             return
         read, write = permissions(uid, gid, self._config)
-        if not read or len(self._tasks) >= self._config.connections:
-            refusal = (
-                ApiError("busy", f"{len(self._tasks)} connections are open; try again later")
-                if read
-                else ApiError(
-                    "forbidden", f"uid {uid} may not; join the group {self._config.read_group}"
-                )
-            )
+        refusal = self._refusal(uid, read)
+        if refusal is not None:
             reply = {"v": VERSION, "id": "", "error": refusal.as_dict()}
             with contextlib.suppress(OSError):
                 peer.send(json.dumps(reply).encode() + b"\n")
@@ -395,5 +406,23 @@ class Server:
         caller = Caller(f"uid {uid} (unix)", write, "unix")
         connection = Connection(peer, self._service, caller, self._doors)
         task = asyncio.create_task(connection.run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = uid
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+
+    def _refusal(self, uid: int, read: bool) -> ApiError | None:
+        """Why a peer is turned away. No user can keep all others out, least of all root."""
+        if not read:
+            what = f"uid {uid} may not; join the group {self._config.read_group}"
+            return ApiError("forbidden", what)
+        most, taken = self._config.connections, list(self._tasks.values())
+        privileged = (0, os.geteuid())
+        if uid not in privileged:
+            others = sum(user not in privileged for user in taken)
+            if taken.count(uid) >= max(1, most // 2):
+                what = f"{taken.count(uid)} connections of uid {uid} are open; close some"
+                return ApiError("busy", what)
+            if others >= max(1, most - KEPT_FREE):
+                return ApiError("busy", f"{others} connections are open; try again later")
+        if len(taken) >= most:
+            return ApiError("busy", f"{len(taken)} connections are open; try again later")
+        return None

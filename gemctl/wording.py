@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 # pydantic's word -> what is wrong, and what to do. {x} is of the error's context.
 WORDS = {
@@ -25,6 +28,7 @@ WORDS = {
     "too_long": "has more than {max_length} entries; give fewer",
     "too_short": "is an empty list; give at least {min_length} entry",
     "model_type": "is no object; put it in {{ }}",
+    "dict_type": "is no object; put it in {{ }}",
     "literal_error": "{value} is none of {expected}; use one of them",
 }
 NO_NUMBER = {
@@ -41,6 +45,13 @@ PATTERNS = {
     r"^[0-9a-f]{8,64}$": "is no digest; use its first 8 digits (0-9 a-f) or more",
 }
 SHOWN_MOST = 40  # characters of a value
+
+
+def first(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first mistake; a name that is none comes first, for the one that is missing is meant."""
+    found = error.errors(include_url=False)
+    chosen = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    return sentence(dict(chosen), model.model_json_schema())
 
 
 def sentence(error: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
-The declarations are those of gemrun.h and gemrun_control.h, and the few internal ones of gr_hooks.h
-and gs_probe.h that gemmake's calibration and test vectors call; all are read from the headers, so
-they cannot drift.
+The declarations are those of gemrun.h, gemrun_control.h and gemrun_session.h, and the few internal
+ones of gr_hooks.h and gs_probe.h that gemmake's calibration and test vectors call; all are read
+from the headers, so they cannot drift.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cffi
 
 MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-HEADERS = ("gemrun.h", "gemrun_control.h")
+HEADERS = ("gemrun.h", "gemrun_control.h", "gemrun_session.h")
 
 INTERNAL = ("gr_hooks.h", "gs_probe.h")
 

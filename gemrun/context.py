@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, 
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
-from gemrun.errors import BusyError, ClosedError, error_of
+from gemrun.errors import BusyError, CallError, ClosedError, error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,17 +170,49 @@ class Tokens(Sequence[int]):
         return f"Tokens({list(self._ids)}, text={self.text!r}, finish={self.finish_reason!r})"
 
 
+class _Engine:
+    """The engine's pointer, freed with the last reference to this. A session has one to its model,
+    whose weights it reads: they stay until both are gone."""
+
+    def __init__(self, pointer: Any, model: _Engine | None = None) -> None:
+        self.pointer, self.model, self._pid = pointer, model, os.getpid()
+
+    def __del__(self) -> None:
+        if self._pid == os.getpid():  # elsewhere there are no threads of it to end
+            lib.gemrun_destroy(self.pointer)
+
+
 @dataclass
 class _Handle:
-    """The engine's pointer and who may use it. `pointer` is None after close."""
+    """The engine and who may use it. `engine` is None after close."""
 
-    pointer: Any
+    engine: _Engine | None
     pid: int = field(default_factory=os.getpid)
     calls: threading.Lock = field(default_factory=threading.Lock)  # held during a call
     state: threading.Lock = field(default_factory=threading.Lock)  # held to look at `pointer`
     closing: bool = False
     owner: int = 0  # thread that holds `calls`
     running: object = None  # the _Run in the engine now
+
+    @property
+    def pointer(self) -> Any:
+        """The engine's pointer; None after close."""
+        return None if self.engine is None else self.engine.pointer
+
+    def check_process(self) -> None:
+        """Refuse where the threads of the engine are not."""
+        if self.pid != os.getpid():
+            raise ClosedError(
+                lib.GEMRUN_E_STATE, "context: made before a fork; open one in this process"
+            )
+
+    def living(self) -> _Engine:
+        """The engine; it is not freed as long as it is held."""
+        self.check_process()
+        with self.state:
+            if self.engine is None or self.closing:
+                raise ClosedError(lib.GEMRUN_E_STATE, "context: closed; open a new one")
+            return self.engine
 
     def cancel(self) -> None:
         with self.state:
@@ -205,9 +237,8 @@ class _Handle:
             self.cancel()  # again: a call may just have begun
         try:  # whoever waits for `calls` must get it: a call, or a second close
             with self.state:
-                pointer, self.pointer = self.pointer, None
-            if pointer is not None:
-                lib.gemrun_destroy(pointer)
+                engine, self.engine = self.engine, None
+            del engine  # freed here, if no session reads its weights
         finally:
             self.calls.release()
 
@@ -353,13 +384,17 @@ class GemRunContext(_Runner):
         c_config, _keep = _config("GemRunContext", config)
         out = ffi.new("gemrun_context_t **")
         _check(lib.gemrun_open(out, c_path, c_config))
-        self._handle = _Handle(out[0])
+        self._begin(_Engine(out[0]))
+
+    def _begin(self, engine: _Engine) -> None:
+        self._handle = _Handle(engine)
         self._finalizer = weakref.finalize(self, self._handle.close)
-        self.info = _info(out[0])
+        self.info = _info(engine.pointer)
 
     # ---- life ----
     def close(self) -> None:
-        """Free everything; a running call ends first. Further calls do nothing."""
+        """Free everything; a running call ends first. Further calls do nothing. Where sessions are
+        open, this context's memory and the weights are freed with the last of them."""
         self._handle.close()
         self._finalizer.detach()
 
@@ -470,9 +505,54 @@ class GemRunContext(_Runner):
         with _Call(self._handle) as pointer:
             lib.gemrun_reset_kv_cache(pointer)
 
+    # ---- sessions ----
+    def session(self, **config: Unpack[Config]) -> GemRunContext:
+        """Another context over the same mapped weights, with a cache and threads of its own: as
+        many as here unless given. It is opened beside whatever runs here, and closed by itself."""
+        c_config, _keep = _config("session", config)
+        engine = self._handle.living()
+        out = ffi.new("gemrun_context_t **")
+        _check(lib.gemrun_session_open(out, engine.pointer, c_config))
+        other = GemRunContext.__new__(GemRunContext)
+        other._begin(_Engine(out[0], engine.model or engine))
+        return other
+
+    def session_memory(self, threads: int | None = None) -> int:
+        """Bytes that a session takes with so many threads: with as many as here by default."""
+        count = 0 if threads is None else arguments.integer("threads", threads, 1, 8)
+        engine = self._handle.living()
+        return _check(lib.gemrun_session_memory(engine.pointer, count))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what is in the context to a file: tokens, cache, random state. The file is whole or
+        not there; only its owner can read it."""
+        c_path = arguments.path("path", path)
+        with _Call(self._handle) as pointer:
+            _check(lib.gemrun_session_save(pointer, c_path))
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Go on from a saved file of the same artifact: every answer is what it would have been.
+        Returns the tokens in the cache. A refused file leaves the context as it was."""
+        c_path = arguments.path("path", path)
+        with _Call(self._handle) as pointer:
+            return _check(lib.gemrun_session_restore(pointer, c_path))
+
+    def fork_from(self, other: GemRunContext) -> None:
+        """Take over what is in another context of the same artifact, which stays as it is."""
+        if not isinstance(other, GemRunContext):
+            arguments.wrong_type("other", other, "a GemRunContext")
+        if other is self:
+            raise CallError(
+                lib.GEMRUN_E_ARGUMENT, "other: is this context itself; give another one"
+            )
+        both = sorted((self._handle, other._handle), key=id)  # always in one order: no deadlock
+        with _Call(both[0]), _Call(both[1]):
+            _check(lib.gemrun_session_fork(self._handle.pointer, other._handle.pointer))
+
     # ---- facts ----
     def stats(self) -> Stats:
-        """Figures of the last run and of the memory."""
+        """Figures of the last run and of the memory. In a session's `ram_total` the weights and
+        tables count, which are its model's."""
         with _Call(self._handle) as pointer:
             return _stats(pointer)
 
@@ -567,10 +647,7 @@ class _Call:
 
     def __enter__(self) -> Any:
         handle = self._handle
-        if handle.pid != os.getpid():
-            raise ClosedError(
-                lib.GEMRUN_E_STATE, "context: made before a fork; open one in this process"
-            )
+        handle.check_process()
         if handle.owner == threading.get_ident():
             raise BusyError(
                 lib.GEMRUN_E_BUSY, "context: called from its own callback; return first"

@@ -28,12 +28,13 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve.models import Models, Pace
 from gemctl.show.metrics import Metrics
-from gemctl.store.state import Brief, ThrottleState, with_throttle
+from gemctl.store.state import Brief, State, ThrottleState, with_throttle
 
 FAST_S, SLOW_S = 0.1, 0.5
 ENERGY_S = 60.0  # window of the energy per token
 TREND_MEMORY = 0.01  # weight of the newest time per token in the long mean
 REST_S, LOAD_S = 60.0, 300.0  # of `calibrate thermal`
+BLIND = "no sensor and no threshold: nothing is watched"
 KEEP_S = 120.0  # what is asked for a shorter while ends with the daemon: no flash is worn for it
 
 
@@ -63,6 +64,7 @@ class Throttle:
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
         self._brief = self._kept_brief()  # with its end, on our clock
+        self._not_kept = ""  # why what was asked for ends with the daemon
         self._specs: tuple[str, ...] = tuple(config.sensors.external)
         self._state = core.start(self.settings())
         self._clusters = power_.clusters(config.sensors.sysfs_root)
@@ -136,8 +138,10 @@ class Throttle:
     ) -> dict[str, Any]:
         """Change the policy; it is kept over a restart. Raises ApiError.
 
-        What is asked for a while lies over what is kept; the next change takes it away. It outlasts
-        a restart too, where it is asked for KEEP_S or longer.
+        Where the disk takes nothing it holds all the same, until the daemon ends: heat does not
+        wait for a disk. `not_kept` says so. What is asked for a while lies over what is kept; the
+        next change takes it away. It outlasts a restart too, where it is asked for KEEP_S or
+        longer.
         """
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
@@ -156,19 +160,23 @@ class Throttle:
         return self.describe()
 
     def _keep_brief(self, policy: ThrottleState, for_s: float) -> None:
-        """Write it down, or that the one before it is over. A full disk ends nothing of it."""
+        """Write it down, or that the one before it is over."""
         until = round(time.time() + for_s, 3)
         brief = Brief(policy=policy, for_s=for_s, until=until) if for_s >= KEEP_S else None
-        self.models.state = self.models.state.model_copy(update={"brief": brief})
-        with contextlib.suppress(ApiError):
-            self.models.state_file.save(self.models.state)
+        self._write(self.models.state.model_copy(update={"brief": brief}))
 
     def _keep(self, changes: dict[str, Any], reset: bool) -> None:
         state = self.models.state.model_copy(update={"brief": None})
         if reset:
             state = state.model_copy(update={"throttle": ThrottleState()})
-        self.models.state = with_throttle(state, **changes)
-        self.models.state_file.save(self.models.state)
+        self._write(with_throttle(state, **changes))
+
+    def _write(self, state: State) -> None:
+        self.models.state, self._not_kept = state, ""
+        try:
+            self.models.state_file.save(state)
+        except ApiError as error:
+            self._not_kept = error.message
 
     def describe(self) -> dict[str, Any]:
         """What is wanted and what is done."""
@@ -189,6 +197,7 @@ class Throttle:
             "powerd": self.powerd.present,
             "external": list(self.wanted.external or self.config.sensors.external),
             "until": self._until(),
+            "not_kept": self._not_kept,
         }
 
     # ---- the loop ----
@@ -222,9 +231,10 @@ class Throttle:
             step_time_trend=self._trend(),
         )
         before = self.decision
-        self._state, self.decision = core.tick(
-            self._state, inputs, self.actuators(), self._in_force()
-        )
+        in_force = self._in_force()
+        self._state, decided = core.tick(self._state, inputs, self.actuators(), in_force)
+        blind = in_force.mode == "off" != self.mode
+        self.decision = dataclasses.replace(decided, reason=BLIND) if blind else decided
         self._reasons = {r.name: r.reason for r in readings if r.reason}
         self._tell(before, self.decision)
         await self._act(self.decision)

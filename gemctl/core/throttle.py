@@ -651,7 +651,7 @@ def _decide(
     slow = rung.slow and len(actuators.clusters) > 1
     if by_fault:
         what = ", ".join(f"{name} {fault}" for name, fault in faults) or "over for less than 15 s"
-        why = f"{why}; sensor fault: {what}"
+        why = f"{why}; sensor fault: {what}, so as careful as conservative"
     return Decision(
         level=state.level,
         duty=state.duty,

@@ -33,6 +33,7 @@ from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.mqtt.commands import Arrived
 from gemctl.mqtt.outbox import Item
+from gemctl.store.durable import read_plain
 
 PACKET_BYTES = 128 * 1024  # a payload, its topic and its properties
 SESSION_S = 3600  # MQTT 5: the broker keeps commands for so long while we are away
@@ -80,8 +81,7 @@ def _password(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        with path.open("rb") as stream:
-            line = stream.read(PASSWORD_BYTES).split(b"\n")[0].rstrip(b"\r")
+        line = read_plain(path, PASSWORD_BYTES).split(b"\n")[0].rstrip(b"\r")
         return line.decode("utf-8")
     except OSError as error:
         reason = f"mqtt.password_file: {path}: {error.strerror}; name a file that gemctld can read"
@@ -96,6 +96,9 @@ def _tls(config: MqttConfig) -> ssl.SSLContext | None:
     if not config.tls and config.ca_file is None:
         return None
     try:
+        for file in (config.ca_file, config.cert_file, config.key_file):
+            if file is not None and file.exists() and not file.is_file():
+                raise OSError(errno.EINVAL, f"{file} is no regular file")  # nobody waits for a pipe
         context = ssl.create_default_context(cafile=config.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if config.cert_file is not None:

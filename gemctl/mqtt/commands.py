@@ -17,8 +17,17 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+)
 
+from gemctl import wording
 from gemctl.errors import ApiError, Code
 
 ROOT = "gemctl/v1"
@@ -161,13 +170,19 @@ class Topics:
         return any(topic.startswith(place) for place in places)
 
 
+def _text_or_whole(value: Any) -> Any:
+    if value is not None and type(value) not in (str, int):
+        raise ValueError("is neither a text nor a whole number; give one of them")
+    return value
+
+
 class _Envelope(BaseModel):
     """The payload's object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     v: Literal[1] = 1
-    id: StrictStr | StrictInt | None = None
+    id: Annotated[str | int | None, BeforeValidator(_text_or_whole)] = None
     params: dict[str, Any] = {}
     reply_to: StrictStr = ""
     expires_at: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
@@ -242,10 +257,8 @@ def _envelope(payload: bytes) -> _Envelope:
     try:
         return _Envelope.model_validate(strict_object(payload))
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:40]
-        sentence = f"payload: {place}: {first['msg']}; see MQTT.md"
-        raise Refusal("bad_request", sentence, "garbage") from None
+        what = wording.first(error, _Envelope)
+        raise Refusal("bad_request", f"payload: {what}", "garbage") from None
 
 
 def _key(envelope: _Envelope, arrived: Arrived) -> str:

@@ -116,6 +116,10 @@ class Attached:
         path = self._store.path(self.name, staged.digest)
         try:
             await artifact.inspect(self.name, path, self._config, self._root)
+        except BaseException:
+            await asyncio.to_thread(self._drop, staged.digest)
+            raise
+        try:
             answer = await self._hand_over(path, staged.digest, p)
         except ApiError as error:
             if error.code == "refused":  # the file's fault, not the program's or the layout's
@@ -127,6 +131,12 @@ class Attached:
         times = {key: value for key, value in answer.items() if key not in ("event", "id")}
         self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
         return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}
+
+    def _drop(self, digest: str) -> None:
+        """Nobody needs a file that was refused; the version that it has as its own stays."""
+        self._store.release(self.name, digest)
+        with contextlib.suppress(ApiError):
+            self._store.remove(self.name, digest)
 
     async def _hand_over(self, path: Path, digest: str, p: ReplaceParams) -> dict[str, Any]:
         """The version as an open file, because its user need not be able to read the store; the

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from gemctl import waiting
@@ -22,7 +22,7 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact
 from gemctl.serve.pacing import Pacing
-from gemctl.serve.slot import Model, Pace, Slot, found_bad
+from gemctl.serve.slot import UNAVAILABLE, Model, Pace, Slot, found_bad, unavailable
 from gemctl.serve.turns import Turns
 from gemctl.serve.worker import Worker
 from gemctl.show.history import History
@@ -62,7 +62,8 @@ class Models:
         self.pacing = Pacing(self.models, clock)
         self.on_pace: Callable[[Pace], None] = lambda _pace: None  # programs that attached
         self.max_new_tokens: int | None = None
-        self.state = state.load().state
+        found = state.load()
+        self.state, self.state_warnings = found.state, found.warnings
         self.jobs: set[asyncio.Task[Any]] = set()  # procedures; they outlive who asked for them
         self.stopping = threading.Event()  # for what works in a thread
 
@@ -97,7 +98,7 @@ class Models:
         chosen = name or self.active
         if chosen is None:
             some = bool(self.store.names())
-            remedy = "gemctl switch-model NAME" if some else "gemctl model --replace FILE"
+            remedy = "gemctl switch-model NAME" if some else "gemctl model replace FILE"
             raise ApiError("not_found", f"no model is active; name one, or {remedy}")
         return self.model(chosen)
 
@@ -120,6 +121,22 @@ class Models:
     def forget(self, name: str) -> None:
         """Drop what was wanted of a model."""
         self.commit(without_model(self.state, name))
+
+    @contextlib.contextmanager
+    def _kept(self, name: str, done: str) -> Iterator[None]:
+        """What has been done holds also where it cannot be written down: the error says so."""
+        try:
+            yield
+        except ApiError as error:
+            what = f"{name}: {done}, but only until the daemon's next start"
+            raise ApiError(error.code, f"{what}: {error.message}") from None
+
+    def loaded(self, name: str) -> None:
+        """A model was loaded by hand: it is wanted from now on, and answers where none does."""
+        with self._kept(name, "is loaded"):
+            self.want(name, enabled=True)
+            if self.active is None:
+                self.save(active=name)
 
     async def procedure(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a change to its end, even if who asked for it goes away meanwhile."""
@@ -150,11 +167,14 @@ class Models:
         """Of every model."""
         return [slot for model in self.models.values() for slot in model.slots()]
 
-    def in_use(self) -> set[str]:
-        """Digests that must not be deleted: loaded, on probation, or wanted at the next start."""
-        wanted = {model.digest for model in self.state.models.values() if model.digest}
-        trial = {self.state.trial.digest} if self.state.trial is not None else set()
-        return {slot.digest for slot in self.all_slots()} | wanted | trial
+    def in_use(self, name: str | None = None) -> set[str]:
+        """Digests that must not be deleted, of one model or of all: loaded, on probation, or
+        wanted at the next start. Two models may have the same version, each a copy of its own."""
+        state, ours = self.state, name is None
+        wanted = {m.digest for n, m in state.models.items() if m.digest and (ours or n == name)}
+        trial = state.trial if state.trial and (ours or state.trial.name == name) else None
+        held = {slot.digest for slot in self.all_slots() if ours or slot.name == name}
+        return held | wanted | ({trial.digest} if trial is not None else set())
 
     def held(self) -> list[policy.Held]:
         """What is loaded."""
@@ -202,13 +222,14 @@ class Models:
     async def warm(self, slot: Slot, prompt: str, tests: bool) -> dict[str, Any]:
         """warming -> standby: the stored tests and a prompt; how long each took, in ms.
 
-        The pace comes last: a prompt's heat is nothing, and a model that is brought up while the
-        throttle halts everything would never be ready. A replacement, whose tests are more than a
-        prompt, has set it before.
+        Both keep the throttle's pace, and follow it where it changes: they heat as much as
+        requests do, whether a load, an enable, a restart or a replacement asks for them.
         """
         worker = slot.worker
         if worker is None:
             raise ApiError("failed", f"{slot.name}: its worker is gone; try again")
+        slot.told = self.pace
+        await worker.pace(**vars(slot.told))
         times: dict[str, Any] = {}
         if tests:
             started = self.clock()
@@ -220,8 +241,6 @@ class Models:
                 pass
             await worker.reset()
             times["warmup_ms"] = (self.clock() - started) * 1e3
-        slot.told = self.pace
-        await worker.pace(**vars(self.pace))
         slot.move("warmed", "warm-up passed")
         return times
 
@@ -279,9 +298,7 @@ class Models:
         model = self.models[slot.name]
         if model.current is slot:
             model.turns.serve(None)
-            model.turns.fail(
-                ApiError("failed", f"{slot.name}: faulted; gemctl model clear, or --replace")
-            )
+            model.turns.fail(unavailable(slot.name, "faulted"))
         self.hub.publish("slot.faulted", model=slot.name, digest=slot.digest[:12])
 
     def activate(self, slot: Slot, cause: str) -> None:
@@ -301,14 +318,13 @@ class Models:
             elif digest not in (None, model.current.digest):
                 raise ApiError(
                     "conflict",
-                    f"{name}: another version serves; gemctl model --name {name} --digest "
-                    f"{str(digest)[:12]}",
+                    f"{name}: another version serves; gemctl model replace --name {name} "
+                    f"--digest {str(digest)[:12]}",
                 )
             elif model.current.state == "standby":
                 self.activate(model.current, "load")
             elif model.current.state != "serving":
-                slots_say = f"{name}: is {model.current.state}; wait, enable it, or clear it"
-                raise ApiError("conflict", slots_say)
+                raise unavailable(name, model.current.state)
         return model
 
     async def _load(self, model: Model, digest: str | None, prompt: str | None) -> None:
@@ -317,7 +333,8 @@ class Models:
         wanted = digest or on_trial or versions.current
         if wanted is None:
             raise ApiError(
-                "not_found", f"{model.name}: no good version; gemctl model --replace FILE"
+                "not_found",
+                f"{model.name}: no good version; gemctl model replace FILE --name {model.name}",
             )
         if wanted in {bad for bad, _ in versions.bad}:
             raise found_bad(model.name, wanted)
@@ -325,7 +342,7 @@ class Models:
         if not proven and wanted not in (on_trial, *model.passed):
             raise ApiError(
                 "refused",
-                f"{model.name}: {wanted[:12]} has not been tried; gemctl model --name "
+                f"{model.name}: {wanted[:12]} has not been tried; gemctl model replace --name "
                 f"{model.name} --digest {wanted[:12]}",
             )
         slot = await self.serve(model, wanted, "load", prompt)
@@ -381,9 +398,10 @@ class Models:
             await self.end_probation(model)
             await self.retire(model, "unload")
             model.turns.fail(ApiError("cancelled", f"{name}: was unloaded; load it again"))
-        if self.active == name:
-            self.save(active=None)
-        self.want(name, enabled=False)
+        with self._kept(name, "is unloaded"):
+            if self.active == name:
+                self.save(active=None)
+            self.want(name, enabled=False)
 
     async def end_probation(self, model: Model) -> None:
         """Stop watching a version; who calls it decides what becomes of it."""
@@ -426,7 +444,8 @@ class Models:
                 slot = self.new_slot(model.name, digest)
                 slot.move("disable", "disable")
                 model.current = slot
-            self.want(model.name, enabled=False)
+            with self._kept(model.name, "is disabled"):
+                self.want(model.name, enabled=False)
         return {"model": model.name, "freed_bytes": freed, "ms": (self.clock() - started) * 1e3}
 
     async def enable(self, name: str | None, prompt: str | None) -> dict[str, Any]:
@@ -439,10 +458,11 @@ class Models:
             if state == "serving":
                 return {"model": model.name, "ms": 0.0}
             if state not in ("disabled", "empty"):
-                raise ApiError("conflict", f"{model.name}: is {state}; wait, or clear it first")
+                raise unavailable(model.name, state)
             model.current = None
             await self._load(model, digest, prompt)
-            self.want(model.name, enabled=True)
+            with self._kept(model.name, "is enabled"):
+                self.want(model.name, enabled=True)
         return {"model": model.name, "ms": (self.clock() - started) * 1e3}
 
     async def switch(self, name: str) -> dict[str, Any]:
@@ -464,31 +484,31 @@ class Models:
 
     async def clear(self, name: str) -> None:
         """A faulted model may be loaded again, and its bad versions may be tried again."""
-        model = self.model(name)
-        slot, bad = model.current, self.store.versions(name).bad
+        bad = self.store.versions(name).bad if name in self.store.names() else ()
+        model = self.models.get(name) if bad else self.model(name)  # a name may have no version
+        slot = model.current if model is not None else None
+        faulted = slot is not None and slot.state == "faulted"
+        if not bad and not faulted:
+            raise ApiError("conflict", f"{name}: no fault and no bad version; nothing to do")
         for digest, _ in bad:
             await asyncio.to_thread(self.store.forgive, name, digest)
-        if slot is not None and (slot.state == "faulted" or not bad):
+        if model is not None and slot is not None and faulted:
             slot.move("clear", "clear")
             model.current = None
-        elif not bad:
-            raise ApiError("conflict", f"{name}: no fault and no bad version; nothing to do")
 
     async def remove(self, name: str, digest: str | None) -> None:
         """Delete a version that nobody uses, or a model that is not loaded, from the store."""
         model = self.model(name)
         with self.changing(model, "a removal"):
-            present = [version.digest for version in self.store.versions(name).present]
-            if digest is None and any(slot.loaded for slot in model.slots()):
+            if digest is not None:
+                await asyncio.to_thread(self.store.remove, name, digest, self.in_use(name))
+                return
+            if any(slot.loaded for slot in model.slots()):
                 raise ApiError("conflict", f"{name}: is loaded; gemctl model unload {name} first")
-            if digest is None:
-                model.current = None
+            await asyncio.to_thread(self.store.forget, name)  # first: the state may need the room
+            self.models.pop(name, None)
+            if name in self.state.models or self.active == name:
                 self.forget(name)
-            for one in present if digest is None else [digest]:
-                await asyncio.to_thread(self.store.remove, name, one, self.in_use())
-            if digest is None:
-                await asyncio.to_thread(self.store.collect, self.in_use(), 1)
-                self.models.pop(name, None)
 
     def pin(self, name: str, pinned: bool) -> None:
         """A pinned model is never unloaded, by nobody."""
@@ -567,14 +587,16 @@ class Models:
     # ---- requests ----
 
     async def generate(
-        self, model: Model, fields: dict[str, Any], request: policy.Waiting
+        self, model: Model, fields: dict[str, Any], request: policy.Waiting, owner: str = ""
     ) -> AsyncIterator[dict[str, Any]]:
-        """`token` events, then `done`. Raises ApiError.
+        """`token` events, then `done`. Raises ApiError. `owner`: who asks; see _reuse.
 
         A worker that ends under a request costs nothing but time: the same version gives the same
         tokens again, and those that were sent already are not sent twice.
         """
-        self._refuse_unavailable(model)
+        if self._given_up(model):
+            state = model.current.state if model.current is not None else "empty"
+            raise unavailable(model.name, state)
         sent = 0
         digest = ""
         for attempt in range(RETRIES + 1):
@@ -587,31 +609,25 @@ class Models:
                 digest = engine.digest
                 self.pacing.turns_changed()
                 try:
-                    async for event in self._run(engine, fields, sent, request.deadline_s):
+                    asked = _reuse(engine, fields, owner)
+                    async for event in self._run(engine, asked, sent, request.deadline_s):
                         sent += event["event"] == "token"
                         yield event
                     return
                 except ApiError as error:
                     died = error.code == "failed" and not (engine.worker and engine.worker.alive)
                     engine.failures += error.code == "failed"  # the caller's mistakes are not its
-                    if not died or attempt == RETRIES:
+                    if not died or attempt == RETRIES or self._given_up(model):
                         model.figures.failed += 1
                         self.metrics.request(model.name, error.code)
                         raise
                 finally:
                     asyncio.get_running_loop().call_soon(self.pacing.turns_changed)
 
-    def _refuse_unavailable(self, model: Model) -> None:
-        """Nobody waits for a model that nobody is about to load."""
+    def _given_up(self, model: Model) -> bool:
+        """Whether nobody is about to load it: then nobody waits for it either."""
         state = model.current.state if model.current is not None else "empty"
-        if model.busy or state not in ("disabled", "faulted", "empty"):
-            return
-        remedy = {
-            "disabled": f"gemctl model --enable --name {model.name}",
-            "faulted": f"gemctl model clear {model.name}",
-            "empty": f"gemctl model load {model.name}",
-        }
-        raise ApiError("conflict", f"{model.name}: is {state}; {remedy[state]}")
+        return not model.busy and state in UNAVAILABLE
 
     async def _run(
         self, slot: Slot, fields: dict[str, Any], skip: int, deadline_s: float | None
@@ -677,3 +693,16 @@ class Models:
             model.turns.fail(ApiError("cancelled", "gemctld stops; send the request again"))
             for slot in model.slots():
                 await self.stop_worker(slot)
+
+
+def _reuse(slot: Slot, fields: dict[str, Any], owner: str) -> dict[str, Any]:
+    """What the engine is told of `reuse`: only what the same owner left there for that is kept.
+
+    The time of an answer, and its count of reused tokens, would else tell what others asked.
+    """
+    wanted, worker = bool(fields.get("reuse")), slot.worker
+    plain = {key: value for key, value in fields.items() if key != "reuse"}
+    if worker is None:
+        return plain
+    mine, worker.owner = wanted and worker.owner == owner, owner if wanted else None
+    return {**plain, "reuse": True} if mine else plain

@@ -27,7 +27,7 @@ from typing import Any
 from gemctl import waiting
 from gemctl.board import machine
 from gemctl.core import policy
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, of_system
 from gemctl.serve import artifact, hooks
 from gemctl.serve.models import Models
 from gemctl.serve.slot import Model, Slot, found_bad
@@ -91,13 +91,12 @@ async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
     current = r.model.current
     before = current.declared if current is not None else None
     other = before is not None and before.kv_layout_id != found.declared.kv_layout_id
+    what = "another kv_cache_size or KV layout than the version that serves"
     if other and not r.allow_layout_change:
-        raise ApiError(
-            "layout",
-            f"{slot.name}: another kv_cache_size or KV layout than the version that serves; "
-            "compile it alike, or give --allow-layout-change",
-        )
-    await r.phase("verify", signature=found.signature, warnings=list(found.warnings))
+        remedy = "compile it alike, or give --allow-layout-change"
+        raise ApiError("layout", f"{slot.name}: {what}; {remedy}")
+    warnings = [*found.warnings, *([what] if other else [])]
+    await r.phase("verify", signature=found.signature, warnings=warnings)
     return found
 
 
@@ -132,8 +131,6 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
     other = facts is not None and before not in (None, facts.name)
     note = {"warnings": [f"another model than before: {facts.name}"]} if other and facts else {}
     await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **note)
-    if slot.worker is not None:  # tests and warm-up heat as much as requests do
-        await slot.worker.pace(**vars(models.pace))
     times = await models.warm(slot, prompt, tests=True)
     await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
 
@@ -155,6 +152,10 @@ async def replace(
             stopped = await _make_room(r)
         await _bring_up(r, slot, text)
         flip = await _flip(r, slot, probation)
+    except (OSError, MemoryError) as error:
+        told = of_system(f"{model.name}: {digest[:12]} was not tried", error)
+        await _undo(r, slot, stopped, told)
+        raise told from error
     except BaseException as error:
         await _undo(r, slot, stopped, error)
         raise
@@ -184,10 +185,7 @@ async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseExc
     with contextlib.suppress(ApiError):
         _end_trial(models, slot, good=False)
     await models.stop_worker(slot)
-    models.store.release(model.name, slot.digest)
-    with contextlib.suppress(ApiError):  # nobody needs a file that was refused
-        in_use, count = models.in_use(), models.config.models.keep
-        await asyncio.to_thread(models.store.collect, in_use, count)
+    await drop_staged(models, model.name, slot.digest)
     with contextlib.suppress(ApiError):
         slot.move("fail", str(error))
     if stopped is not None:
@@ -386,18 +384,30 @@ async def _retire(models: Models, slot: Slot, why: str) -> None:
 
 
 async def stage_only(models: Models, model: Model, descriptor: int, tell: Tell) -> dict[str, Any]:
-    """Copy an open file into the store and check it, for a later replace by its digest."""
+    """Copy an open file into the store and check it, for a later replace by its digest.
+
+    A refusal leaves nothing behind, and is no mark against the file: a key, a board's name or
+    another setting may be what was wrong. Its layout is the replacement's question.
+    """
     with models.changing(model, "a staging"):
-        r = Replacement(models, model, tell)
+        r = Replacement(models, model, tell, allow_layout_change=True)
         r.begin()
         digest = await stage(r, descriptor)
         slot = models.new_slot(model.name, digest)
         try:
             await _verify(r, slot)
-        except ApiError as error:
-            await asyncio.to_thread(models.store.mark_bad, model.name, digest, error.message[:200])
+        except BaseException:
+            await drop_staged(models, model.name, digest)
             raise
     return {"model": model.name, "digest": digest, "phases_ms": r.phases}
+
+
+async def drop_staged(models: Models, name: str, digest: str) -> None:
+    """Nobody needs a file that was refused."""
+    models.store.release(name, digest)
+    with contextlib.suppress(ApiError):
+        in_use, count = models.in_use(), models.config.models.keep
+        await asyncio.to_thread(models.store.collect, in_use, count)
 
 
 async def run(
@@ -534,7 +544,7 @@ async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
             return {"model": model.name, "digest": digest, "phases_ms": r.phases}
         previous = models.store.versions(model.name).previous
         if previous is None:
-            what = "no version before this one; gemctl model --replace FILE"
+            what = "no version before this one; gemctl model replace FILE"
             raise ApiError("not_found", f"{model.name}: {what}")
         report = await replace(r, previous, None, probation=False)
         assert model.current is not None

@@ -74,6 +74,21 @@ class Slot(Engine):
         return policy.Held(self.name, self.declared.ram_total, self.declared.ram_weights)
 
 
+# States in which nobody loads a model by himself -> how it is told, and the command that helps.
+_UNAVAILABLE: dict[slots.State, tuple[str, str]] = {
+    "disabled": ("is disabled", "gemctl model enable {name}"),
+    "faulted": ("is faulted", "gemctl model clear {name}, then gemctl model load {name}"),
+    "empty": ("is not loaded", "gemctl model load {name}"),
+}
+UNAVAILABLE = frozenset(_UNAVAILABLE)
+
+
+def unavailable(name: str, state: slots.State) -> ApiError:
+    """The refusal of what a model's state does not allow now."""
+    what, remedy = _UNAVAILABLE.get(state, (f"is {state}", "wait for its end"))
+    return ApiError("conflict", f"{name}: {what}; {remedy.format(name=name)}")
+
+
 def found_bad(name: str, digest: str) -> ApiError:
     """The refusal of a version that failed before."""
     return ApiError(

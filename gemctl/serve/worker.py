@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 
 from gemctl import waiting
 from gemctl.config import WorkerConfig
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, of_system
 from gemctl.serve.channel import Channel, error_of
 
 OOM_SCORE = 500  # the kernel takes a worker before the daemon
@@ -62,6 +63,7 @@ class Facts:
 
 _COUNTS = ("prompt_tokens", "generated_tokens", "kv_used", "kv_size", "nonfinite_errors")
 _TIMES = ("ttft_ms", "prefill_tps", "decode_tps", "decode_max_ms")
+_MISSING = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
 def checked(event: dict[str, Any]) -> dict[str, Any]:
@@ -72,8 +74,9 @@ def checked(event: dict[str, Any]) -> dict[str, Any]:
         return event
     if event["event"] != "done" or type(event["finish"]) is not str:
         raise ValueError("event")
-    for key in _COUNTS:
-        if type(event[key]) is not int or event[key] < 0:
+    later = {"reused": event.get("reused", 0)}  # not of an engine that is older
+    for key, value in {**{key: event[key] for key in _COUNTS}, **later}.items():
+        if type(value) is not int or value < 0:
             raise ValueError(key)
     for key in _TIMES:
         if not 0 <= float(event[key]) < 1e12:
@@ -114,6 +117,7 @@ class Worker:
     stopping: bool = False
     last_words: str = ""  # of its stderr
     share: float = 1.0  # of the time that it may work, as it was told
+    owner: str | None = None  # who may reuse what its cache holds; None: nobody
     _process: asyncio.subprocess.Process | None = None
     _channel: Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -161,8 +165,7 @@ class Worker:
         except BaseException as error:
             ours.close()
             if isinstance(error, OSError):
-                reason = f"{self.config.program}: {error.strerror}; set worker.program"
-                raise ApiError("failed", reason) from None
+                raise self._not_spawned(error) from None
             raise
         finally:
             theirs.close()
@@ -171,6 +174,22 @@ class Worker:
         with contextlib.suppress(OSError):  # it may be gone already
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(f"{OOM_SCORE}")
         await self._channel.open(ours)
+
+    def _not_spawned(self, error: OSError) -> ApiError:
+        """The program's fault, or that the system has no room for one more process."""
+        if error.errno not in _MISSING:
+            return of_system(f"{self.name}: its worker did not start", error)
+        reason = f"{self.config.program}: {error.strerror}; set worker.program"
+        return ApiError("failed", reason)
+
+    def _named(self, error: ApiError) -> ApiError:
+        """An engine's words with our name of the model, for the one that its artifact has and for
+        the file in the store."""
+        words, theirs = error.message, self.facts.name if self.facts is not None else ""
+        if theirs and words.startswith(f"{theirs}: "):
+            words = f"{self.name}: {words[len(theirs) + 2 :]}"
+        words = words.replace(str(self.path), f"{self.name} {self.path.stem[:12]}")
+        return ApiError(error.code, words)
 
     async def _await_ready(self) -> Facts:
         assert self._channel is not None
@@ -186,7 +205,7 @@ class Worker:
             await waiting.ended(self.ended, KILL_AFTER_S)
             raise ApiError("failed", self.epitaph()) from None
         if event["event"] == "error":
-            raise error_of(event)
+            raise self._named(error_of(event))
         return Facts.of(event)
 
     def epitaph(self) -> str:
@@ -279,7 +298,7 @@ class Worker:
             ):
                 await waiting.ended(self.ended, KILL_AFTER_S)
                 raise ApiError("failed", self.epitaph()) from None
-            raise
+            raise self._named(error) from None
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
@@ -313,12 +332,18 @@ class Worker:
             if not asked.done():
                 reason = f"{self.name}: its tests took more than {timeout_s:g} s; see the log"
                 raise ApiError("timeout", reason)
-            return int(asked.result()["passed"])
+            return int(self._answer(asked)["passed"])
         finally:
             asked.cancel()
             self._testing = False
             if self._pulse is not None:
                 self._pulse.moved = self.clock()
+
+    def _answer(self, asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return asked.result()
+        except ApiError as error:
+            raise self._named(error) from None
 
     async def reset(self) -> None:
         """Empty the KV cache."""

@@ -22,6 +22,11 @@ UNITS = {
     "queued": "requests",
 }  # fmt: skip
 BLOCKS = "▁▂▃▄▅▆▇█"
+# Why a command of the broker was refused (MQTT.md).
+REFUSED = (
+    "retained", "garbage", "oversize", "unknown", "expired", "no_id", "id_reused", "reply_gone",
+    "reply_topic", "forbidden", "busy", "signature", "subscription",
+)  # fmt: skip
 UNKNOWN = "-"
 
 
@@ -49,6 +54,12 @@ def seconds(count: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
+def refusals(counts: dict[str, int]) -> str:
+    """Which of the broker's commands were refused, and how often; nothing where none was."""
+    found = [f"{word} {counts[word]}" for word in REFUSED if counts.get(word)]
+    return f"; refused: {', '.join(found)}" if found else ""
+
+
 def table(rows: list[list[str]]) -> str:
     """Columns as wide as their widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -67,7 +78,8 @@ def info(found: dict[str, Any]) -> str:
         ["memory", mib(found["rss_bytes"])],
         ["machine", f"{found['machine']}, Python {found['python']}"],
         ["throttle", f"{found['tick_ms']:.1f} ms for a look at the sensors"],
-        ["MQTT", "off" if mqtt is None else "connected" if mqtt["connected"] else mqtt["reason"]],
+        ["MQTT", "off" if mqtt is None else ("connected" if mqtt["connected"] else mqtt["reason"])
+         + refusals(mqtt.get("commands") or {})],
         ["attached", ", ".join(found["attached"]) or "no program"],
     ]  # fmt: skip
     return table(rows)
@@ -196,8 +208,13 @@ def model(found: dict[str, Any]) -> str:
         ["requests", f"{r['done']} done, {r['failed']} failed, {found['queued']} waiting"],
         ["crashes", str(found["crashes"])],
     ]  # fmt: skip
+    if found["on_probation"] and found["current"] not in (None, found["digest"]):
+        current = "serves again if the probation fails"
+    else:
+        current = "current"
+    words = {"current": current, "previous": "previous"}
     for version in found["present"]:
-        marks = [key for key in ("current", "previous") if found[key] == version["digest"]]
+        marks = [word for key, word in words.items() if found[key] == version["digest"]]
         rows.append(
             ["stored", f"{version['digest'][:12]} {mib(version['bytes'])} {' '.join(marks)}"]
         )
@@ -216,11 +233,19 @@ def done(what: str) -> Callable[[dict[str, Any]], str]:
     return text
 
 
+def cleared(found: dict[str, Any]) -> str:
+    """gemctl model clear."""
+    name = found["model"]
+    more = f"; gemctl model load {name}" if found.get("state") == "empty" else ""
+    return f"{name}: cleared{more}"
+
+
 def disabled(found: dict[str, Any]) -> str:
     """gemctl model --disable."""
     freed = f", {mib(found['freed_bytes'])} freed" if found.get("freed_bytes") else ""
     took = f" in {found['ms']:.0f} ms" if "ms" in found else ""
-    return f"{found['model']}: disabled{took}{freed}; gemctl model --enable loads it again"
+    how = f"gemctl model enable {found['model']}"
+    return f"{found['model']}: disabled{took}{freed}; {how} loads it again"
 
 
 def switched(found: dict[str, Any]) -> str:
@@ -235,7 +260,8 @@ def phase(found: dict[str, Any]) -> str:
     if found.get("tests") is not None:
         more = f", {found['tests']} test vectors passed"
     elif found.get("signature"):
-        more = f", {found['signature']}"
+        others = [one for one in found.get("warnings") or () if one != found["signature"]]
+        more = f", {'; '.join([found['signature'], *others])}"
     elif found.get("bytes"):
         more = f", {mib(found['bytes'])}"
     elif found.get("warnings"):
@@ -283,6 +309,8 @@ def throttle(found: dict[str, Any]) -> str:
         ["external", ", ".join(found["external"]) or "none"],
     ]  # fmt: skip
     rows += [["fault", f"{name}: {why}"] for name, why in found["faults"]]
+    if found.get("not_kept"):
+        rows.append(["not kept", f"it ends with the daemon: {found['not_kept']}"])
     if found["until"]:
         rows.append(["until", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["until"]))])
     return table(rows)
@@ -316,8 +344,8 @@ def staged(found: dict[str, Any]) -> str:
     """gemctl model stage."""
     digest = found["digest"]
     return (
-        f"{digest}\nin the store; gemctl model --replace does not need the file any more: "
-        f"gemctl model --name {found['model']} --digest {digest[:12]}"
+        f"{digest}\nin the store, the file is not needed any more; let it answer: "
+        f"gemctl model replace --name {found['model']} --digest {digest[:12]}"
     )
 
 

@@ -19,7 +19,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import ipaddress
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from gemctl.config import parse_listen
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.service import Service
@@ -92,31 +92,6 @@ class _Failed(Exception):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.answer = Answer(status, f"{sentence}\n".encode())
-
-
-def parse_listen(listen: str) -> tuple[str, int] | Path:
-    """Loopback address and port, or the path of a Unix socket. Raises ApiError("bad_request")."""
-
-    def bad(what: str) -> ApiError:
-        remedy = "use 127.0.0.1:PORT, [::1]:PORT or unix:/PATH"
-        return ApiError("bad_request", f"metrics.listen '{listen[:100]}': {what}; {remedy}")
-
-    if listen.startswith("unix:"):
-        path = Path(listen[5:])
-        if not path.is_absolute() or len(os.fsencode(path)) > 107 or "\0" in listen:
-            raise bad("no absolute path of at most 107 bytes")
-        return path
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+|localhost):(\d{1,5})", listen, re.ASCII)
-    if not match or int(match[2]) > 65535:
-        raise bad("not an address and a port")
-    host = "127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise bad("not an address") from None
-    if not loopback:
-        raise bad("other machines could reach it")
-    return host, int(match[2])
 
 
 def loopback_host(value: str) -> bool:

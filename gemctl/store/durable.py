@@ -3,6 +3,7 @@
     write_file(folder, name, data)   new content: written, synced, renamed, folder synced
     write_link(folder, name, target) the same for a link
     read_small(folder, name, most)   a regular file's bytes, never more than `most`
+    read_plain(path, most)           the same for a path, through links
     open_beneath(folder, place)      a regular file below a folder, through no link
     explained(path, wanted)          OSError as ApiError: full, read-only, or failed
 
@@ -148,6 +149,23 @@ def read_small(folder: int, name: str, most: int) -> bytes | None:
             data += piece
             if len(data) > most:
                 raise ValueError(f"more than {most} bytes")
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """At most `most` bytes of the regular file that a path leads to. Never waits, as for the writer
+    of a pipe. OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if stat.S_ISDIR(mode := os.fstat(descriptor).st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        data = b""
+        while piece := os.read(descriptor, most - len(data)):
+            data += piece
         return data
     finally:
         os.close(descriptor)

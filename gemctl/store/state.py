@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gemctl import wording
 from gemctl.config import Celsius, Mode
 from gemctl.errors import ApiError
 from gemctl.store import durable
@@ -101,6 +102,9 @@ class State(Part):
     trial: Trial | None = None
 
 
+_PARTS: tuple[type[Part], ...] = (ModelState, ThrottleState, Trial, State)
+
+
 # ---- bytes ----
 def pack(state: State) -> bytes:
     """The file's bytes: one JSON object with a checksum over its other keys."""
@@ -132,9 +136,7 @@ def unpack(data: bytes) -> State:
     try:
         return State.model_validate_json(json.dumps(table))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{place}: {first['msg']}") from None
+        raise ValueError(wording.first(error, State)) from None
 
 
 def _sum_of(table: dict[str, Any]) -> str:
@@ -198,9 +200,8 @@ def _fields(state: State) -> dict[str, Any]:
 
 
 def _wrong(what: str, error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return ApiError("bad_request", f"{what}: {place}: {first['msg']}; give another value")
+    model = next(one for one in _PARTS if one.__name__ == error.title)
+    return ApiError("bad_request", f"{what}: {wording.first(error, model)}")
 
 
 # ---- boot ----

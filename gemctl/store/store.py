@@ -354,14 +354,32 @@ class Store:
             _change_marks(folder, found, lambda marks: marks.as_unknown(digest))
 
     # ---- removing ----
+    def forget(self, name: str) -> None:
+        """Delete a model with all that is known of it, also which versions were bad.
+
+        The caller knows that nobody uses it. Cut off in between, the rest is a model with fewer
+        versions. ApiError: not_found, failed.
+        """
+        with self._lock, self._folder(name) as folder, explained(self.root / name):
+            for version in _present(folder):
+                _delete(folder, version.digest)
+                self._held.versions.discard((name, version.digest))
+            for file in (CURRENT, PREVIOUS, MARKS):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file, dir_fd=folder)
+            _sweep(folder)
+            os.fsync(folder)
+            if name not in self._held.names and not durable.listing(folder):
+                os.rmdir(name, dir_fd=self._models)
+
     def remove(self, name: str, digest: str, in_use: Collection[str] = ()) -> None:
         """Delete a version. ApiError: conflict where it is in use or current; not_found."""
         with self._change(name, digest) as (folder, found):
             if digest in in_use:
-                what = "is in use; unload it first"
+                what = f"is in use; gemctl model unload {name} first"
                 raise ApiError("conflict", f"version {digest[:12]} of {name}: {what}")
             if digest == found.current:
-                what = "is the current one; mark another good first"
+                what = f"is the current one; replace it first, or gemctl model remove {name}"
                 raise ApiError("conflict", f"version {digest[:12]} of {name}: {what}")
             if digest not in {version.digest for version in found.present}:
                 raise _missing(name, digest)

@@ -15,7 +15,7 @@ from gemrun import _build
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 KERNELS = "gr_kern_ref.c"  # compiled once per instruction set
-HEADERS = ["gemrun.h", "gemrun_control.h"]
+HEADERS = ["gemrun.h", "gemrun_control.h", "gemrun_session.h"]
 CC = os.environ.get("CC", "cc")
 STRICT = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 
@@ -72,14 +72,16 @@ def test_module_declares_the_whole_header(header: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_api", "test_handle"])
+@pytest.mark.parametrize("name", ["test_api", "test_handle", "test_session"])
 def test_threads_do_not_race(name: str, tmp_path: Path) -> None:
     """The C tests of the interface under ThreadSanitizer: no report ends them."""
     sources = [p for p in CSRC.glob("gr_*.c") if not p.name.startswith(("gr_kern_", "gr_min_"))]
-    sources += CSRC.glob("gs_*.c") if name == "test_handle" else ()
+    sources += CSRC.glob("gs_*.c") if name != "test_api" else ()
     program = tmp_path / name
     flags = ("-fsanitize=thread", "-g", "-DGR_BASE_ONLY", "-DGR_KERN_SUFFIX=base", "-pthread")
     test = ROOT / "tests" / "c" / f"{name}.c"
     compile_with(*flags, *sources, CSRC / KERNELS, test, "-o", program, "-lm")
-    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [program], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+    )
     assert (done.returncode, done.stdout) == (0, f"{name}: ok\n"), done.stderr
