@@ -14,12 +14,16 @@ weights   control groups: stream 10, engine 100, serial 1000 where control group
 A run is a prompt of 12 ids in an empty cache and so many greedy tokens. Times are of the monotonic
 clock around prefill and sampling, and around each further token. `--minutes` runs until then, for
 the tails: `--beside alone --settings plain --minutes 60` is an hour's worth of tokens.
+
+After every run comes a loop of additions, as long as a first token, without memory (steady.c): its
+deviation is the machine's own, below which no program gets.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import itertools
 import json
@@ -29,7 +33,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +68,7 @@ class Result:
 
     first: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    loops: list[float] = field(default_factory=list)
     serial: list[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -139,7 +144,8 @@ def build(name: str) -> Path:
     out, code = peer_build.folder() / name, HERE / f"{name}.c"
     if not out.is_file() or out.stat().st_mtime <= code.stat().st_mtime:
         out.parent.mkdir(parents=True, exist_ok=True)
-        command = [*peer_build.compiler(), "-O2", str(code), "-o", str(out)]
+        kind = ("-shared", "-fPIC") if name == "steady" else ()
+        command = [*peer_build.compiler(), "-O2", *kind, str(code), "-o", str(out)]
         peer_build.run(command, code.name, "see its message")
     return out
 
@@ -193,14 +199,33 @@ def one(given: argparse.Namespace, beside: str, where: Mapping[str, Place], out:
     found = json.loads(done.stdout)
     out.first.extend(found["first"])
     out.steps.extend(found["steps"])
+    out.loops.extend(found["loops"])
+
+
+def plain_loop() -> Callable[[float], float]:
+    """A function that adds numbers for about so many ms, and tells how long it took."""
+    additions = ctypes.CDLL(str(build("steady"))).additions
+    additions.argtypes, additions.restype = [ctypes.c_uint64], ctypes.c_uint64
+    count = 10_000_000
+
+    def loop(wanted: float) -> float:
+        begin = time.monotonic_ns()
+        additions(int(count * wanted / whole))
+        return 1e-6 * (time.monotonic_ns() - begin)
+
+    whole = 1.0
+    whole = min(loop(1.0) for _ in range(5))
+    return loop
 
 
 def child(given: argparse.Namespace) -> dict[str, list[float]]:
     """The engine's part, in this process; times in ms."""
     ids = peer_own.prompt_ids(peer_own.SHORT)
     size = peer_own.SHORT + given.tokens + 1
+    loop, wanted = plain_loop(), 0.0
     first: list[float] = []
     steps: list[float] = []
+    loops: list[float] = []
     config = peer_own.config_of(given.set)
     end = time.monotonic() + 60 * given.minutes
     with peer_own.opened(given.model, config, given.threads, size) as context:
@@ -216,31 +241,51 @@ def child(given: argparse.Namespace) -> dict[str, list[float]]:
                 context.decode(token)
                 token = context.sample(temperature=0.0)
                 stamps.append(time.monotonic_ns())
+            times = [1e-6 * (b - a) for a, b in itertools.pairwise(stamps)]
             runs += 1
-            if runs > WARM_RUNS:
-                times = [1e-6 * (b - a) for a, b in itertools.pairwise(stamps)]
-                first.append(times[0])
-                steps.extend(times[1:])
-    return {"first": first, "steps": steps}
+            if runs <= WARM_RUNS:
+                wanted = times[0]
+                continue
+            first.append(times[0])
+            steps.extend(times[1:])
+            loops.append(loop(wanted))
+    return {"first": first, "steps": steps, "loops": loops}
 
 
 # ---- text ----
 HEAD = (
-    *("beside", "setting", "first token, ms", "its deviation", "token, median ms", "p95", "p99"),
-    *("p99.9", "max", "serial: woke late, p99 / max, ms", "answer, p99 / max, ms", "missed"),
+    *("beside", "setting", "first token, ms", "its deviation", "a plain loop's deviation"),
+    *(
+        "tokens",
+        "token, median ms",
+        "p95",
+        "p99",
+        "p99.9",
+        "max",
+        "serial: woke late, p99 / max, ms",
+        "answer, p99 / max, ms",
+        "missed",
+    ),
 )
 
 
 def row(beside: str, setting: str, result: Result) -> list[str]:
     """The figures of one combination, as cells of a table with HEAD."""
     mean = statistics.fmean(result.first)
-    deviation = statistics.stdev(result.first) / mean if len(result.first) > 1 else 0.0
     shares = (0.5, 0.95, 0.99, 0.999, 1.0)
     steps = [f"{percentile(result.steps, share):.2f}" for share in shares]
     return [
-        *(beside, setting, f"{mean:.1f}", f"{100 * deviation:.1f} %", *steps),
+        *(beside, setting, f"{mean:.1f}", deviation(result.first), deviation(result.loops)),
+        *(f"{len(result.steps):,}", *steps),
         *serial_cells(result.serial),
     ]
+
+
+def deviation(samples: Sequence[float]) -> str:
+    """The sample standard deviation, of the mean."""
+    if len(samples) < 2:
+        return peer_report.NONE
+    return f"{100 * statistics.stdev(samples) / statistics.fmean(samples):.1f} %"
 
 
 def serial_cells(rounds: Sequence[Mapping[str, Any]]) -> list[str]:

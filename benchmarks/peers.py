@@ -121,13 +121,15 @@ def llama_bench(engine: Engine, *options: object) -> list[tuple[str, int, list[f
     return peer_report.parse_bench(call(*command, *options))
 
 
-def probe(engine: Engine, threads: int, prompt: int, steps: int) -> Any:
-    """Open, first token and peak, each by a program in C; None for a peer without our probe."""
+def probe(run: Run, model: str, engine: Engine, prompt: int, steps: int) -> Any:
+    """Open, first token and peak, each by a program in C; None for a peer without our probe. All
+    have the context that our artifact plans memory for."""
+    context, threads = peer_models.CONTEXTS[model], max(run.given.threads)
     program = engine.peer.probe if engine.peer else peer_build.build_own_probe()
     if program is None:
         return None
     ids = peer_own.prompt_ids(prompt)
-    return peer_report.last_json(call(program, engine.file, threads, peer_own.CONTEXT, steps, *ids))
+    return peer_report.last_json(call(program, engine.file, threads, context, steps, *ids))
 
 
 def measure_rates(run: Run, model: str, engine: Engine) -> None:
@@ -161,14 +163,14 @@ def measure_read(run: Run, model: str, engine: Engine) -> None:
 
 def measure_first(run: Run, model: str, engine: Engine) -> None:
     """Open and first token, page cache warm."""
-    found = probe(engine, max(run.given.threads), peer_own.SHORT, 0)
+    found = probe(run, model, engine, peer_own.SHORT, 0)
     for figure in ("open", "first") if found else ():
         run.add(model, engine, figure, [found[f"{figure}_ms"]])
 
 
 def measure_peak(run: Run, model: str, engine: Engine) -> None:
     """Peak memory of 512 tokens in and 128 out."""
-    found = probe(engine, max(run.given.threads), peer_own.PREFILL, peer_own.DECODE)
+    found = probe(run, model, engine, peer_own.PREFILL, peer_own.DECODE)
     if found:
         run.add(model, engine, "peak", [found["peak_kib"]])
 
@@ -184,6 +186,16 @@ def measure_depths(run: Run, model: str, engine: Engine) -> None:
         options = ("-t", threads, "-p", 0, "-n", peer_own.STEPS, "-d", text, "-r", peer_own.RUNS)
         for _, depth, rates in llama_bench(engine, *options):
             run.depth(model, engine, depth, rates)
+
+
+FIGURES: dict[str, Callable[[Run, str, Engine], None]] = {
+    "read": measure_read,
+    "rates": measure_rates,
+    "first": measure_first,
+    "peak": measure_peak,
+    "depths": measure_depths,
+}
+REPEATED = (measure_read, measure_rates, measure_first)
 
 
 # ---- what there is to measure ----
@@ -232,12 +244,14 @@ def in_turns(engines: Sequence[Engine], repeat: int) -> list[Engine]:
 def measure(run: Run, model: str, engines: Sequence[Engine]) -> None:
     """Everything of one model."""
     steps: list[tuple[Callable[[Run, str, Engine], None], Engine]] = []
+    wanted = [FIGURES[name] for name in run.given.figures]
     for repeat in range(run.given.repeats):
         for engine in in_turns(engines, repeat):
-            steps += [(measure_read, engine), (measure_rates, engine), (measure_first, engine)]
-    steps += [(measure_peak, engine) for engine in engines]
-    if peer_models.CONTEXTS[model] > max(run.given.depths, default=1 << 30):
-        steps += [(measure_depths, engine) for engine in engines]
+            steps += [(what, engine) for what in wanted if what in REPEATED]
+    deep = peer_models.CONTEXTS[model] > max(run.given.depths, default=1 << 30)
+    for what in wanted:
+        if what not in REPEATED and (deep or what is not measure_depths):
+            steps += [(what, engine) for engine in engines]
     start = time.monotonic()
     for done, (what, engine) in enumerate(steps):
         phase = run.record["models"][model]["title"]
@@ -264,11 +278,13 @@ def asked(given: argparse.Namespace, peers: dict[str, Peer]) -> list[str]:
     both = f"prefill {peer_own.PREFILL} into an empty cache, then decode {peer_own.DECODE}"
     lines = [
         f"ours: {both} greedy tokens behind a prompt of one word, sampling included, int8 KV; "
-        f"opened with {peer_own.CONTEXT} tokens of context (`peer_own.py`)",
+        f"limited to {peer_own.CONTEXT} tokens of context (`peer_own.py`)",
         "reading: `stream.c`, the better of a plain and a prefetching loop over huge pages, median "
         f"of {PASSES} passes",
         "open, first token, peak: programs in C, `own_probe.c` and `peer_probe.c`, with the same "
-        f"ids and context; page cache warm; peak after {peer_own.PREFILL} + {peer_own.DECODE} "
+        "ids, and the context that our artifact is compiled for ("
+        f"{', '.join(f'{peer_models.CONTEXTS[name]:,}' for name in given.models)} tokens) on all "
+        f"sides; page cache warm; peak after {peer_own.PREFILL} + {peer_own.DECODE} "
         f"tokens at {max(given.threads)} threads",
     ]
     for peer in peers.values():
@@ -330,6 +346,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--repeats", type=int, default=5)
     one.add_argument("--threads", type=_numbers, default=[1, 2], metavar="1,2")
     one.add_argument("--depths", type=_numbers, default=[0, 1024, 4096, 8192], metavar="0,1024")
+    one.add_argument("--figures", type=_names, default=list(FIGURES), metavar="A,B")
     one.add_argument("--own", type=_own, action="append", metavar="NAME:KEY=VALUE,..")
     one.add_argument("--bin", action="append", default=[], metavar="PEER=FOLDER")
     one.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the builds")
@@ -345,7 +362,12 @@ def prepare(given: argparse.Namespace) -> dict[str, Peer]:
     known = peer_build.available(peer_build.cpu_flags())
     given.peers = known if given.peers is None else given.peers
     given.own = given.own or own_variants()
-    for names, there in ((given.peers, known), (given.models, list(peer_models.MODELS))):
+    choices = (
+        (given.peers, known),
+        (given.models, list(peer_models.MODELS)),
+        (given.figures, list(FIGURES)),
+    )
+    for names, there in choices:
         for name in names:
             if name not in there:
                 raise PeerError(f"{name}: unknown here; one of {', '.join(there)}")

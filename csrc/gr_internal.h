@@ -142,6 +142,10 @@ typedef struct gr_engine {
     uint32_t high;       /* .. at most, since it was empty: so far rings have gone on */
     bool logits_valid;
     bool screened;       /* they are minus infinity where they are not among the best */
+    bool wanted;         /* a shared pass makes logits of the last token */
+    bool bad[GB_MAX_THREADS + 1]; /* not finite, in the pass; the last one is for serial steps */
+    uint32_t row, rows;  /* of the pass that are this engine's: where they begin, how many */
+    uint8_t *store;      /* K and V of the pass: GB_BUF_KV of the engine that leads it */
     struct gr_planes *planes; /* gr_planes.h; NULL: always the full head */
     gr_error err;
     gr_capture capture; /* NULL in normal use */
@@ -160,6 +164,11 @@ static inline uint32_t gr_step_threads(const gr_engine *e, uint32_t most)
  * for heads to come. Non-finite values: GEMRUN_E_NONFINITE, and the cache is as it was. */
 gemrun_status gr_forward(gr_engine *e, const uint32_t *ids, uint32_t count, uint32_t want,
                          gemrun_logits_fn fn, void *user);
+/* One pass for several engines of one artifact: `e` leads it, with its buffers, team and kernels,
+ * and need not be one of them. Row i of `count` is the next token ids[i] of the engine of[i]; the
+ * rows of an engine follow each other. Each engine is as after gr_forward of its own rows, with
+ * logits where it has `wanted`, or has its error in o->err.code, which is 0 otherwise. */
+void gr_forward_many(gr_engine *e, gr_engine *const *of, const uint32_t *ids, uint32_t count);
 /* Calibration: run the layers over given hidden states x [count][hidden], in place, no embedding,
  * no head. Same cache rules. */
 gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count);

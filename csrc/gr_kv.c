@@ -72,22 +72,22 @@ gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l)
     size_t rows = (size_t)e->v.conf.chunk * l->kv_heads;
     size_t codes = gr_round_up(rows * l->head_dim * c.element, GB_LINE);
     size_t scales = gr_round_up(rows * c.scales * sizeof(uint16_t), GB_LINE);
-    c.k = e->buf[GB_BUF_KV];
+    c.k = e->store;
     c.ks = (uint16_t *)(void *)(c.k + codes);
     c.v = c.k + codes + scales;
     c.vs = (uint16_t *)(void *)(c.v + codes);
     return c;
 }
 
-bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t token, uint32_t head,
+bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, uint32_t head,
                const float *x)
 {
     gr_kv_chunk c = gr_kv_chunk_of(e, l);
-    size_t row = (size_t)token * l->kv_heads + head;
-    uint8_t *to = (value ? c.v : c.k) + row * l->head_dim * c.element;
+    size_t at = (size_t)row * l->kv_heads + head;
+    uint8_t *to = (value ? c.v : c.k) + at * l->head_dim * c.element;
     if (e->v.conf.kv_type == GB_KV_INT8)
         return e->kern->quantise(x, l->head_dim, l->kv_group, (int8_t *)to,
-                                 (value ? c.vs : c.ks) + row * c.scales);
+                                 (value ? c.vs : c.ks) + at * c.scales);
     if (e->v.conf.kv_type == GB_KV_F32) {
         memcpy(to, x, l->head_dim * sizeof *x);
         return e->kern->finite(x, l->head_dim);
@@ -108,7 +108,7 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
     gr_span s = {.stride = l->head_dim, .scale_stride = scales};
     if (position >= e->pos) {
         gr_kv_chunk c = gr_kv_chunk_of(e, l);
-        size_t row = (size_t)(position - e->pos) * l->kv_heads + head;
+        size_t row = (size_t)(e->row + position - e->pos) * l->kv_heads + head;
         s.k = c.k + row * l->head_dim * c.element;
         s.v = c.v + row * l->head_dim * c.element;
         s.ks = c.ks + row * scales;
@@ -133,7 +133,7 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
     return s;
 }
 
-void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
+void gr_kv_store(const gr_engine *e, const gb_layer *l)
 {
     gr_kv_chunk c = gr_kv_chunk_of(e, l);
     gr_kv_block b = block_of(e, l);
@@ -141,11 +141,11 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
     for (uint32_t h = 0; h < l->kv_heads; h++) {
         const gb_kv_unit u = unit_of(e, l, h);
         uint32_t sink = u.sink * GB_KV_BLOCK, capacity = ring_positions(&u);
-        for (uint32_t t = 0; t < count; t++) {
-            if (e->pos + t >= sink && count - t > capacity)
+        for (uint32_t t = 0; t < e->rows; t++) {
+            if (e->pos + t >= sink && e->rows - t > capacity)
                 continue; /* the chunk's own end stands there */
             uint32_t slot = (e->pos + t) % GB_KV_BLOCK;
-            size_t row = (size_t)t * l->kv_heads + h;
+            size_t row = (size_t)(e->row + t) * l->kv_heads + h;
             uint8_t *block = ring_block(e, l, &u, e->pos + t, b.size);
             memcpy(block + slot * codes, c.k + row * codes, codes);
             memcpy(block + b.v + slot * codes, c.v + row * codes, codes);

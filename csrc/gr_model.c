@@ -30,9 +30,28 @@ typedef struct gr_fwd {
     const gb_layer *l;
     const gb_tensor *t[ROLES]; /* of the layer; of a tensor in several records the first */
     gr_act xn, att, h;         /* inputs of q k v and gate_up; of o; of down */
-    bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
+    gr_engine *const *of; /* [count]: whose row it is, in a shared pass; NULL: e's */
+    bool apart;           /* every row is another engine's */
     gr_head head;
 } gr_fwd;
+
+static gr_engine *owner(const gr_fwd *f, uint32_t row)
+{
+    return f->of ? f->of[row] : f->e;
+}
+
+/* Position of a row in its owner's cache. */
+static uint32_t place(const gr_fwd *f, uint32_t row)
+{
+    const gr_engine *o = owner(f, row);
+    return o->pos + row - o->row;
+}
+
+static void mark(const gr_fwd *f, uint32_t row, uint32_t thread, bool good)
+{
+    if (!good)
+        owner(f, row)->bad[thread] = true;
+}
 
 static uint32_t sets(uint32_t n, uint32_t of) /* the last one perhaps smaller */
 {
@@ -164,7 +183,7 @@ static bool next_input(const gr_fwd *f, uint32_t token)
 static void next_few(gr_fwd *f)
 {
     for (uint32_t t = f->from; f->count < MANY && t < f->count; t++)
-        f->bad[GB_MAX_THREADS] |= !next_input(f, t);
+        mark(f, t, GB_MAX_THREADS, next_input(f, t));
 }
 
 static const float *weights(const gr_fwd *f, uint32_t role)
@@ -180,7 +199,7 @@ static const float *post_norm(const gr_fwd *f, uint32_t role)
 /* Of a last layer's tokens whose logits nobody wants, only keys and values are. */
 static uint32_t first_wanted(const gr_fwd *f)
 {
-    bool last = f->layer + 1 == f->e->v.layer_count, all = f->want >= 2 || !f->ids;
+    bool last = f->layer + 1 == f->e->v.layer_count, all = f->want >= 2 || !f->ids || f->of;
     return !last || all ? 0 : f->count - f->want;
 }
 
@@ -209,7 +228,8 @@ static void end_qkv(void *arg)
 static void end_attention(void *arg) /* KV -> ring */
 {
     gr_fwd *f = arg;
-    gr_kv_store(f->e, f->l, f->count);
+    for (uint32_t t = 0; t < f->count; t += owner(f, t)->rows)
+        gr_kv_store(owner(f, t), f->l);
     offer(f, GB_OP_O, &f->att);
 }
 
@@ -253,7 +273,7 @@ static void meet(gr_fwd *f, void (*once)(void *arg), uint32_t thread, uint32_t t
         return;
     gr_range r = gr_share(f->count - f->from, thread, threads);
     for (uint32_t t = f->from + r.from; t < f->from + r.to; t++)
-        f->bad[thread] |= !next_input(f, t);
+        mark(f, t, thread, next_input(f, t));
     gr_team_barrier(team, NULL, NULL);
 }
 
@@ -330,13 +350,14 @@ static bool finish_head(const gr_fwd *f, uint32_t role, uint32_t token, uint32_t
     }
     const gb_rope *rope = &e->v.ropes[l->rope];
     const float *table = (const float *)(const void *)(e->v.rope_base + rope->offset);
-    e->kern->rope(y, table + (size_t)(e->pos + token) * 2 * rope->pairs, rope->pairs);
+    e->kern->rope(y, table + (size_t)place(f, token) * 2 * rope->pairs, rope->pairs);
     ok &= role == GB_ROLE_Q ? put_query(e, l, token, head, y)
                             : gr_kv_put(e, l, false, token, head, y);
     return ok;
 }
 
-static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t heads)
+static void qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t heads,
+                     uint32_t thread)
 {
     const gr_engine *e = f->e;
     const gb_tensor *t = f->t[role];
@@ -347,16 +368,15 @@ static bool qkv_unit(const gr_fwd *f, uint32_t role, uint32_t head, uint32_t hea
     uint32_t dim = f->l->head_dim, width = heads * dim, some = SCRATCH / width, n;
     uint32_t panel = (head - t->slab_first) * dim / GB_PANEL;
     some = some > 4 ? some / 4 * 4 : some;
-    bool ok = true;
     uint32_t first = role == GB_ROLE_Q ? f->first : 0;
     for (; first < f->count; first += n) {
         n = gr_least(some, f->count - first);
         gr_multiply(e, &m, &f->xn, panel, first, n, width, y, width);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t h = 0; h < heads; h++)
-                ok &= finish_head(f, role, first + i, head + h, y + (size_t)i * width + h * dim);
+                mark(f, first + i, thread, finish_head(f, role, first + i, head + h,
+                                                       y + (size_t)i * width + h * dim));
     }
-    return ok;
 }
 
 static void qkv(void *arg, gr_range units, uint32_t thread)
@@ -369,7 +389,7 @@ static void qkv(void *arg, gr_range units, uint32_t thread)
         uint32_t role = u < q ? GB_ROLE_Q : u < q + kv ? GB_ROLE_K : GB_ROLE_V;
         uint32_t head = (u < q ? u : (u - q) % kv) * each;
         uint32_t all = u < q ? l->heads : l->kv_heads;
-        f->bad[thread] |= !qkv_unit(f, role, head, gr_least(each, all - head));
+        qkv_unit(f, role, head, gr_least(each, all - head), thread);
     }
 }
 
@@ -395,7 +415,7 @@ typedef struct gr_tile {
 static gr_seen seen_by(const gr_fwd *f, uint32_t token, uint32_t head)
 {
     const gb_layer *l = f->l;
-    return gr_kv_seen(f->e, l, head / (l->heads / l->kv_heads), f->e->pos + token);
+    return gr_kv_seen(f->e, l, head / (l->heads / l->kv_heads), place(f, token));
 }
 
 /* Column of a score: the sink's, then the others', from begin & ~15. A column is its position
@@ -414,7 +434,7 @@ static uint32_t onward(const gr_tile *t, uint32_t position)
 static gr_span span_at(const gr_fwd *f, const gr_tile *t, uint32_t position)
 {
     const gb_layer *l = f->l;
-    return gr_kv_span(f->e, l, t->head / (l->heads / l->kv_heads), position,
+    return gr_kv_span(owner(f, t->token), l, t->head / (l->heads / l->kv_heads), position,
                       position < t->sink ? t->sink : t->end);
 }
 
@@ -440,7 +460,7 @@ static void score_tile(const gr_fwd *f, const gr_tile *t, const gr_span *span, f
 static float softmax_row(const gr_fwd *f, const gr_tile *t, uint32_t i)
 {
     const gb_layer *l = f->l;
-    uint32_t token = t->token + (t->heads ? 0 : i), end = f->e->pos + token + 1;
+    uint32_t token = t->token + (t->heads ? 0 : i), end = place(f, token) + 1;
     uint32_t begin = t->sink ? 0 : seen_by(f, token, t->head).from, skip = begin % 16;
     uint32_t first = column(t, begin - skip), last = column(t, end);
     float *s = t->s + i * t->ld;
@@ -500,7 +520,7 @@ void gr_attend_as(const gr_watched *w, const gb_kv_unit *u, float *out)
 /* To the compiler's cache template. */
 static void show(const gr_fwd *f, const gr_tile *t, uint32_t thread, const float *out)
 {
-    gr_watched w = {.layer = f->layer, .head = t->head, .position = f->e->pos + t->token,
+    gr_watched w = {.layer = f->layer, .head = t->head, .position = place(f, t->token),
                     .weights = t->s, .out = out, .pass = f, .token = t->token, .thread = thread};
     if (f->e->watch && f->l->window == 0)
         f->e->watch(f->e->watch_user, &w);
@@ -516,7 +536,7 @@ static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_
     size_t room = score_room(f);
     t.s = scores_of(f, thread);
     for (uint32_t rows = 1; rows <= most; rows++) {
-        uint32_t last = token + (heads ? 0 : rows - 1), end = f->e->pos + last + 1;
+        uint32_t last = token + (heads ? 0 : rows - 1), end = place(f, last) + 1;
         size_t ld = gr_round_up(column(&t, end), 16);
         seen = seen_by(f, last, head); /* rows of a tile have one gap */
         bool same = seen.sink == t.sink && (t.sink == 0 || seen.from == t.begin);
@@ -527,19 +547,22 @@ static gr_tile tile_at(const gr_fwd *f, uint32_t thread, uint32_t token, uint32_
     return t;
 }
 
-/* Units lie one behind the other: heads outside, tokens inside. */
+/* Units lie one behind the other, so that those of a tile do: heads outside, tokens inside; where
+ * no token shares its keys with another, tokens outside. */
 static void attention(void *arg, gr_range units, uint32_t thread)
 {
     gr_fwd *f = arg;
     const gb_layer *l = f->l;
     uint32_t each = heads_to_fill(l->head_dim, GB_GROUP), shared = l->heads / l->kv_heads;
     uint32_t width = each * l->head_dim, tokens = f->count - f->first;
+    bool together = each == 1 && (tokens == 1 || f->apart); /* heads */
     gr_tile t;
     for (uint32_t u = units.from; u < units.to; u += t.rows) {
-        uint32_t head = u / tokens * each, heads = gr_least(each, l->heads - head);
-        uint32_t token = f->first + u % tokens;
-        bool together = each == 1 && tokens == 1; /* heads */
-        uint32_t run = together ? shared - head % shared : f->count - token;
+        uint32_t head = together ? u % l->heads : u / tokens * each;
+        uint32_t token = f->first + (together ? u / l->heads : u % tokens);
+        uint32_t heads = gr_least(each, l->heads - head);
+        const gr_engine *o = owner(f, token);
+        uint32_t run = together ? shared - head % shared : o->row + o->rows - token;
         float out[SCRATCH];
         uint32_t most = gr_least(SCRATCH / width, GR_QUERIES);
         most = gr_least(f->e->watch ? 1 : most, gr_least(units.to - u, run));
@@ -549,10 +572,12 @@ static void attention(void *arg, gr_range units, uint32_t thread)
             attend(f, &t, out + (size_t)h * l->head_dim, width);
             show(f, &t, thread, out + (size_t)h * l->head_dim);
         }
-        for (uint32_t i = 0; i < t.rows; i++)
-            f->bad[thread] |= !f->e->kern->act(
-                out + (size_t)i * width, &f->att, token + (together ? 0 : i),
-                (head + (together ? i : 0)) * l->head_dim / GB_GROUP, heads * l->head_dim);
+        for (uint32_t i = 0; i < t.rows; i++) {
+            uint32_t row = token + (together ? 0 : i), group = head + (together ? i : 0);
+            mark(f, row, thread, f->e->kern->act(out + (size_t)i * width, &f->att, row,
+                                                 group * l->head_dim / GB_GROUP,
+                                                 heads * l->head_dim));
+        }
     }
 }
 
@@ -606,7 +631,7 @@ static void gate_up(void *arg, gr_range units, uint32_t thread)
                 kern->glu(f->l->act, g, g + GB_PANEL, h);
                 if (rows > half)
                     kern->glu(f->l->act, g + GB_UNIT, g + GB_UNIT + GB_PANEL, h + GB_PANEL);
-                f->bad[thread] |= !kern->act(h, &f->h, first + i, u, rows);
+                mark(f, first + i, thread, kern->act(h, &f->h, first + i, u, rows));
             }
         }
     }
@@ -636,56 +661,77 @@ static void layers(void *arg, uint32_t thread, uint32_t threads)
             gr_split(e, rows, down, f, thread, threads);                  /* H -> Y */
         meet(f, end_layer, thread, threads);                              /* X += Y -> XN */
     }
-    if (f->want == 1)
-        gr_head_part(&f->head, thread, threads);                          /* X -> LOGITS */
+    if (f->of)
+        gr_head_share(&f->head, thread, threads);                         /* X -> LOGITS */
+    else if (f->want == 1)
+        gr_head_part(&f->head, thread, threads);
 }
 
 /* ---- entry points ---- */
 
-static bool run(gr_engine *e, gr_fwd *f)
+/* Rows from `row` on are the engine's, in a pass that `lead` leads. */
+static void begin_rows(gr_engine *e, const gr_engine *lead, uint32_t row, uint32_t rows)
 {
+    e->store = lead->buf[GB_BUF_KV];
+    e->row = row;
+    e->rows = rows;
+    memset(e->bad, 0, sizeof e->bad);
+    e->high = e->pos + rows > e->high ? e->pos + rows : e->high;
+}
+
+static void pass(gr_engine *e, gr_fwd *f)
+{
+    size_t last = f->of ? 0 : f->count - 1;
     f->e = e;
     f->x = (float *)(void *)e->buf[GB_BUF_X];
     f->y = (float *)(void *)e->buf[GB_BUF_Y];
-    f->head = (gr_head){.e = e, .x = f->x + (size_t)(f->count - 1) * e->v.conf.hidden,
-                        .ids = f->ids, .count = f->count};
+    f->head = (gr_head){.e = e, .x = f->x + last * e->v.conf.hidden, .ids = f->ids,
+                        .count = f->count, .of = f->of};
     f->threads = gr_step_threads(e, f->count < MANY ? e->decode_threads : e->threads);
     gr_team_run(e->team, f->threads, layers, f);
-    bool bad = gr_head_bad(&f->head);
-    for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
-        bad |= f->bad[i];
-    return !bad;
+}
+
+static bool run(gr_engine *e, gr_fwd *f)
+{
+    begin_rows(e, e, 0, f->count);
+    pass(e, f);
+    return !gr_bad(e);
 }
 
 /* After a failure: what a long chunk has pushed out of a sliding window is computed again from the
  * ids, so that the cache is as it was. Without ids there is no such cache to keep. */
-static gemrun_status fail_nonfinite(gr_engine *e, const gr_fwd *f)
+static gemrun_status fail_nonfinite(gr_engine *e, bool ids)
 {
-    uint32_t had = e->pos, position = e->pos;
+    uint32_t had = e->pos, position = e->pos, rows = e->rows;
     e->logits_valid = false;
-    if (gr_kv_evicts(e, e->pos, f->count)) {
+    if (gr_kv_evicts(e, e->pos, rows)) {
         e->pos = 0;
-        while (f->ids && e->pos < had) {
+        while (ids && e->pos < had) {
             gr_fwd again = {.ids = (const uint32_t *)(const void *)e->buf[GB_BUF_IDS] + e->pos,
                             .count = gr_least(e->chunk, had - e->pos)};
             (void)run(e, &again); /* it was finite the first time */
             e->pos += again.count;
         }
     }
-    return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, position, f->count);
+    return gr_fail(&e->err, GEMRUN_E_NONFINITE, 0, position, rows);
+}
+
+/* The rows are in the cache. */
+static void keep_rows(gr_engine *e, const uint32_t *ids, bool logits)
+{
+    if (ids)
+        memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *ids, ids, e->rows * sizeof *ids);
+    e->pos += e->rows;
+    e->logits_valid = logits;
 }
 
 static gemrun_status step(gr_engine *e, gr_fwd *f, gemrun_logits_fn fn, void *user)
 {
     if (f->count == 0 || f->count > e->chunk || f->count > e->context - e->pos)
         return gr_fail(&e->err, GEMRUN_E_ARGUMENT, 0, e->chunk, f->count);
-    e->high = e->pos + f->count > e->high ? e->pos + f->count : e->high;
     if (!run(e, f) || (f->want == 2 && !gr_heads(e, f->x, f->count, fn, user)))
-        return fail_nonfinite(e, f);
-    if (f->ids)
-        memcpy(e->buf[GB_BUF_IDS] + e->pos * sizeof *f->ids, f->ids, f->count * sizeof *f->ids);
-    e->pos += f->count;
-    e->logits_valid = f->want != 0;
+        return fail_nonfinite(e, f->ids != NULL);
+    keep_rows(e, f->ids, f->want != 0);
     return GEMRUN_OK;
 }
 
@@ -705,4 +751,24 @@ gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count)
     if (st == GEMRUN_OK)
         memcpy(x, e->buf[GB_BUF_X], bytes);
     return st;
+}
+
+void gr_forward_many(gr_engine *e, gr_engine *const *of, const uint32_t *ids, uint32_t count)
+{
+    gr_fwd f = {.ids = ids, .count = count, .of = of, .apart = true};
+    for (uint32_t t = 0, n; t < count; t += n) {
+        for (n = 1; t + n < count && of[t + n] == of[t]; n++)
+            f.apart = false;
+        begin_rows(of[t], e, t, n);
+        of[t]->err.code = GEMRUN_OK;
+    }
+    pass(e, &f);
+    for (uint32_t t = 0, n; t < count; t += n) {
+        gr_engine *o = of[t];
+        n = o->rows; /* a failure's own passes change it */
+        if (gr_bad(o))
+            fail_nonfinite(o, true);
+        else
+            keep_rows(o, ids + t, o->wanted);
+    }
 }

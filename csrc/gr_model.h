@@ -5,7 +5,7 @@
 #include "gr_internal.h"
 #include "gr_kern.h"
 
-/* K and V of the chunk in progress (GB_BUF_KV), each [token][kv head][..] as in the ring. */
+/* K and V of the pass in progress (GB_BUF_KV), each [row][kv head][..] as in the ring. */
 typedef struct gr_kv_chunk {
     uint8_t *k, *v;
     uint16_t *ks, *vs; /* int8 only */
@@ -14,8 +14,8 @@ typedef struct gr_kv_chunk {
 } gr_kv_chunk;
 
 gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l);
-/* Keep a head of k (or v) of a token of the chunk, in its stored form. False: not finite. */
-bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t token, uint32_t head,
+/* Keep a head of k (or v) of a row of the pass, in its stored form. False: not finite. */
+bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, uint32_t head,
                const float *x);
 /* What a query at `position` sees of a KV head: positions below `sink`, and those from `from` to
  * its own. Both are whole blocks where `sink` is not 0. */
@@ -28,8 +28,8 @@ gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
                    uint32_t end);
-/* The chunk's K and V go to the ring; of a chunk longer than the ring only what fits. */
-void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count);
+/* K and V of the engine's rows go to the ring; of more rows than the ring holds only what fits. */
+void gr_kv_store(const gr_engine *e, const gb_layer *l);
 /* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */
 bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count);
 
@@ -37,6 +37,15 @@ bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count);
 gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position);
 /* The output [head_dim] of a watched head, were it to keep `u`. */
 void gr_attend_as(const gr_watched *w, const gb_kv_unit *u, float *out);
+
+/* Was anything of the last pass not finite? */
+static inline bool gr_bad(const gr_engine *e)
+{
+    uint32_t bad = 0;
+    for (uint32_t i = 0; i <= GB_MAX_THREADS; i++)
+        bad |= e->bad[i];
+    return bad != 0;
+}
 
 /* ---- views of weights and buffers (gr_model.c) ---- */
 gr_mat gr_matrix(const gr_view *v, const gb_tensor *t);
@@ -57,11 +66,13 @@ typedef struct gr_head { /* logits of one token: GB_BUF_HIDDEN, GB_BUF_LOGITS */
     uint32_t count;
     gr_mat m;       /* this and the following are made by a serial step: the weights */
     gr_act xn;      /* the final norm */
-    bool bad[GB_MAX_THREADS + 1]; /* not finite; the last one is for serial steps */
+    gr_engine *const *of; /* of a shared pass: the engines of `count` rows x; NULL: e */
+    uint32_t rows;  /* .. of which the last of every engine that wants logits */
 } gr_head;
 
 void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads); /* on every thread */
-bool gr_head_bad(const gr_head *h);
+/* The same for every engine of a shared pass that wants logits: all of them, always. */
+void gr_head_share(gr_head *h, uint32_t thread, uint32_t threads);
 /* Exact logits of up to 32 rows from a panel on. */
 void gr_head_rows(gr_head *h, uint32_t panel, uint32_t rows, uint32_t thread);
 /* Logits of one token, by a run of the team of their own; x as in gr_head. False: not finite. */

@@ -147,7 +147,7 @@ static void set_bar(void *arg)
         if (!(logits_of(h, 0)[row] < FORCED))
             continue;
         gr_multiply(h->e, &h->m, &h->xn, panel, 0, 1, rows_of(h, panel), y, GB_PANEL);
-        h->bad[GB_MAX_THREADS] |= !h->e->kern->finite(y, rows_of(h, panel));
+        h->e->bad[GB_MAX_THREADS] |= !h->e->kern->finite(y, rows_of(h, panel));
         rank(&exact, y[row % GB_PANEL], row);
     }
     p->bar = exact.count < p->keep ? -FLT_MAX : exact.at[p->keep - 1].z;
@@ -176,7 +176,7 @@ static void score(void *arg, gr_range units, uint32_t thread)
         uint32_t first = GB_UNIT * u, rows = gr_least(GB_UNIT, h->e->v.conf.vocab_rows - first);
         float *z = logits_of(h, 0) + first, super;
         gr_multiply(h->e, &m, &h->xn, first / GB_PANEL, 0, 1, rows, z, GB_UNIT);
-        h->bad[thread] |= !h->e->kern->finite(z, rows);
+        h->e->bad[thread] |= !h->e->kern->finite(z, rows);
         for (uint32_t r = 0; r < rows; r++) {
             memcpy(&super, m.data + m.panel * ((first + r) / GB_PANEL) + 4 * (r % GB_PANEL), 4);
             z[r] += super * p->centre;

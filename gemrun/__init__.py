@@ -13,13 +13,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gemrun.batch import Answer, Batch
     from gemrun.context import GemRunContext, Info, Region, Stats, Stream, Tokens
     from gemrun.errors import GemRunError
     from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
 __version__ = "0.1.0"
-_HANDLE = ("GemRunHandle", "HandleStats", "ReplaceTimes")
+_PLACES = {
+    **dict.fromkeys(("GemRunHandle", "HandleStats", "ReplaceTimes"), "handle"),
+    **dict.fromkeys(("Answer", "Batch"), "batch"),
+    "GemRunError": "errors",
+}
 __all__ = [
+    "Answer",
+    "Batch",
     "GemRunContext",
     "GemRunError",
     "GemRunHandle",
@@ -36,5 +43,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gemrun' has no attribute {name!r}")
-    module = "errors" if name.endswith("Error") else "handle" if name in _HANDLE else "context"
-    return getattr(import_module(f"gemrun.{module}"), name)
+    return getattr(import_module(f"gemrun.{_PLACES.get(name, 'context')}"), name)

@@ -16,7 +16,7 @@ import cffi
 
 MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-HEADERS = ("gemrun.h", "gemrun_control.h", "gemrun_session.h")
+HEADERS = ("gemrun.h", "gemrun_control.h", "gemrun_session.h", "gemrun_batch.h")
 
 INTERNAL = ("gr_hooks.h", "gs_probe.h")
 
