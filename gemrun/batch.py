@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypedDict
 from gemrun import arguments
 from gemrun._engine import ffi, lib
 from gemrun.context import GemRunContext, _Call, _check
-from gemrun.errors import CallError, GemRunError, error_of
+from gemrun.errors import BusyError, CallError, GemRunError, error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -167,7 +167,7 @@ class Batch:
         arguments.settings(sampling, Sampling.__annotations__)
         if any(answer.session is session for answer in self._answers):
             what = "is in the batch already; wait for its answer, or open another one"
-            raise CallError(lib.GEMRUN_E_BUSY, f"session: {what}")
+            raise BusyError(lib.GEMRUN_E_BUSY, f"session: {what}")
         most = arguments.integer("max_tokens", max_tokens, 1, arguments.INT32_MAX)
         answer = Answer(session, most, sampling, on_token)
         answer._next = list(arguments.ids("ids", ids))

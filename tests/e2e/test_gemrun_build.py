@@ -72,7 +72,7 @@ def test_module_declares_the_whole_header(header: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_api", "test_handle", "test_session"])
+@pytest.mark.parametrize("name", ["test_api", "test_batch", "test_handle", "test_session"])
 def test_threads_do_not_race(name: str, tmp_path: Path) -> None:
     """The C tests of the interface under ThreadSanitizer: no report ends them."""
     sources = [p for p in CSRC.glob("gr_*.c") if not p.name.startswith(("gr_kern_", "gr_min_"))]
