@@ -8,6 +8,7 @@
  *     gemrun_session_fork(other, model);               (other goes on from there, too)
  *     gemrun_session_save(other, "talk.session");
  *     n = gemrun_session_restore(other, "talk.session");   (in another process, as well)
+ *     n = gemrun_session_generate(other, " and then", &request, ids);   (behind what is there)
  *     gemrun_destroy(other);
  *     gemrun_destroy(model);                           (last)
  *
@@ -43,7 +44,8 @@ GEMRUN_API gemrun_status gemrun_session_open(gemrun_context_t **out, gemrun_cont
 GEMRUN_API int64_t gemrun_session_memory(const gemrun_context_t *model, uint32_t threads);
 
 /* Write what is in the context to `path`: under another name in the same folder first, then to the
- * disk, then renamed; a failure leaves what was there before. The file is for its owner only
+ * disk, then renamed: a failure leaves what was there before, but where only the new name could not
+ * be put on the disk, which the sentence says. The file is for its owner only
  * (mode 0600): it tells what was said. A link at `path` is replaced, not followed; anything else
  * but a regular file is refused. GEMRUN_E_OPEN: the system refused; the sentence has its reason. */
 GEMRUN_API gemrun_status gemrun_session_save(gemrun_context_t *ctx, const char *path);
@@ -64,6 +66,22 @@ GEMRUN_API int32_t gemrun_session_restore(gemrun_context_t *ctx, const char *pat
  * time as the tokens do. GEMRUN_E_ROOT: not of one artifact; GEMRUN_E_FULL: as above. A failure
  * changes nothing; `from` never changes. */
 GEMRUN_API gemrun_status gemrun_session_fork(gemrun_context_t *to, gemrun_context_t *from);
+
+/* Run a prompt behind what is in the context, as gemrun_generate does from an empty cache (and with
+ * the same ids as that would make of all the tokens; `reuse` counts for nothing). What is there is
+ * not computed again, a beginning-of-text token is added to an empty context only, and an empty
+ * prompt goes on from the last token. Afterwards the context has the prompt and every token of the
+ * answer but the closing stop id, and where it is full the last one. A run that ended before its
+ * first token leaves the context as it was, or empty, where a window or a sparse cache has gone on
+ * over it: gemrun_stats.kv_used tells. GEMRUN_E_PROMPT, with nothing changed: no room for it. */
+GEMRUN_API int32_t gemrun_session_generate(gemrun_context_t *ctx, const char *prompt,
+                                           const gemrun_request *request, int32_t *tokens);
+/* The same with a user's turn, by the chat template. `system` (or NULL) is for an empty context; in
+ * any other there has to be a conversation, which goes on by its ids: earlier answers stay as they
+ * were sampled, thinking included. GEMRUN_E_STATE: there is none; GEMRUN_E_NO_CHAT: no template, or
+ * one that has no control token between an answer and the next turn. */
+GEMRUN_API int32_t gemrun_session_turn(gemrun_context_t *ctx, const char *system, const char *user,
+                                       const gemrun_request *request, int32_t *tokens);
 
 #ifdef __cplusplus
 }

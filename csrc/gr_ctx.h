@@ -119,6 +119,16 @@ void gr_take_head(gemrun_context_t *ctx, const gemrun_config *q);
 bool gr_head_all(gr_engine *e);
 /* gr_generate.c: why a run must end before its next step. */
 uint32_t gr_interrupted(gemrun_context_t *ctx, const gr_run *r);
+/* Ids of a text; with flags bit 0 bos first if the model wants it and it is not there. Returns how
+ * many there are, also where only `room` are written, or a status. */
+int64_t gr_encode_text(gr_engine *e, const char *text, size_t size, uint32_t flags, uint32_t *ids,
+                       size_t room);
+/* The same of a conversation, into GB_BUF_PROMPT: up to one more than the compiled context. */
+int64_t gr_encode_chat(gr_engine *e, const gemrun_message *messages, size_t count);
+/* The run of a checked request from `count` ids in GB_BUF_PROMPT; its time is from `start`. Returns
+ * the tokens made, or a status: then the cache is empty. */
+int32_t gr_generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
+                    int32_t *tokens, uint64_t start);
 #else
 #define gr_copy_names(ctx) ((void)(ctx))
 #define gr_unpin(ctx) ((void)(ctx))

@@ -201,9 +201,8 @@ static uint32_t held(const gr_engine *e, uint32_t count)
     return gr_kv_evicts(e, n, e->high - n) ? 0 : n;
 }
 
-/* Generate from the ids in GB_BUF_PROMPT. */
-static int32_t generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
-                        int32_t *tokens, uint64_t start)
+int32_t gr_generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request *q,
+                    int32_t *tokens, uint64_t start)
 {
     generation r = {.run = {.start = start, .deadline_ns = q->deadline_ns, .on_step = q->on_step,
                             .user = q->user}, .ctx = ctx, .q = q, .tokens = tokens};
@@ -261,10 +260,8 @@ static int64_t encoded(gr_engine *e, int64_t made, uint64_t size)
     }
 }
 
-/* Ids of a text; bos first if asked and wanted by the model, and not there already. Returns how
- * many there are; of more than `room` only so many are written. */
-static int64_t encode_text(gr_engine *e, const char *text, size_t size, uint32_t flags,
-                           uint32_t *ids, size_t room)
+int64_t gr_encode_text(gr_engine *e, const char *text, size_t size, uint32_t flags,
+                       uint32_t *ids, size_t room)
 {
     const gr_tok *t = &e->v.tok;
     if (size > e->v.conf.text_limit)
@@ -293,8 +290,8 @@ static gemrun_status check_prompt(gr_engine *e, int64_t count)
     return gr_check_ids(e, prompt_of(e), (size_t)count);
 }
 
-/* Ids of a conversation. The messages are copied into the encoder's form behind its scratch. */
-static int64_t encode_chat(gr_engine *e, const gemrun_message *messages, size_t count)
+/* The messages are copied into the encoder's form behind its scratch. */
+int64_t gr_encode_chat(gr_engine *e, const gemrun_message *messages, size_t count)
 {
     uint8_t *scratch = e->buf[GB_BUF_TOK];
     uint64_t size = gr_buffer_size(&e->v, GB_BUF_TOK), text = 0;
@@ -333,13 +330,13 @@ static int32_t answer(gemrun_context_t *ctx, const char *prompt, const gemrun_me
     if (st == GEMRUN_OK && messages && !e->v.has_chat)
         st = gr_fail(&e->err, GEMRUN_E_NO_CHAT, 0, 1, 0);
     if (st == GEMRUN_OK) {
-        n = messages ? encode_chat(e, messages, count)
-                     : encode_text(e, prompt, strlen(prompt), 3, prompt_of(e),
-                                   (size_t)e->v.conf.context + 1);
+        n = messages ? gr_encode_chat(e, messages, count)
+                     : gr_encode_text(e, prompt, strlen(prompt), 3, prompt_of(e),
+                                      (size_t)e->v.conf.context + 1);
         st = check_prompt(e, n);
     }
     return gr_leave(ctx, st != GEMRUN_OK ? (int32_t)st
-                                         : generate(ctx, (uint32_t)n, &q, tokens, start));
+                                         : gr_generate(ctx, (uint32_t)n, &q, tokens, start));
 }
 
 int32_t gemrun_generate(gemrun_context_t *ctx, const char *prompt, const gemrun_request *request,
@@ -383,7 +380,8 @@ int32_t gemrun_tokenize(gemrun_context_t *ctx, const char *text, size_t size, ui
         gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, flags > 3 ? GR_F_FLAGS : GR_F_NONE, 3, flags);
     } else {
         capacity = capacity > INT32_MAX ? INT32_MAX : capacity;
-        n = encode_text(&ctx->e, text ? text : "", size, flags, (uint32_t *)(void *)ids, capacity);
+        n = gr_encode_text(&ctx->e, text ? text : "", size, flags, (uint32_t *)(void *)ids,
+                           capacity);
     }
     if (n > (int64_t)capacity) /* then it is to learn how many there are */
         n = gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_CAPACITY, (uint64_t)n, capacity);

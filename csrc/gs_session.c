@@ -1,5 +1,6 @@
 /* gs_session.c: sessions over one mapped model; what is in a context, saved, restored and forked
- * (gemrun_session.h). SESSION.md has the file format and the order of checks.
+ * (gemrun_session.h; gs_turn.c goes on from there). SESSION.md has the file format and the order
+ * of checks.
  *
  * No call takes memory: what is read and written goes through the tokenizer's scratch, which no
  * call needs that is not inside. A file is read twice, to check it and to use it, so that a refused
@@ -235,8 +236,8 @@ static int write_at(int fd, const uint8_t *data, size_t size, uint64_t offset)
 {
     while (size > 0) {
         ssize_t n = pwrite(fd, data, size, (off_t)offset);
-        if (n < 0 && errno != EINTR)
-            return errno;
+        if (n == 0 || (n < 0 && errno != EINTR))
+            return n == 0 ? EIO : errno;
         size_t done = n > 0 ? (size_t)n : 0;
         data += done, size -= done, offset += done;
     }
@@ -390,7 +391,8 @@ static gemrun_status check_room(const char *object, const gr_engine *e, uint32_t
     return tokens <= e->context
                ? GEMRUN_OK
                : refuse(GEMRUN_E_FULL, object, "%u tokens, longer than this context's "
-                        "kv_cache_size of %u; open one with %u or more", tokens, e->context, tokens);
+                        "kv_cache_size of %u; open one with %u or more", tokens, e->context,
+                        tokens);
 }
 
 /* Rows 11 and 12: the state it tells of is one that this context can have. */
@@ -497,6 +499,8 @@ static int sync_folder(const char *path)
 static gemrun_status check_place(const char *path)
 {
     struct stat st;
+    if (path[0] == 0)
+        return refuse(GEMRUN_E_OPEN, "path", "is empty; name a file");
     if (lstat(path, &st) != 0 || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode))
         return GEMRUN_OK;
     return refuse(GEMRUN_E_OPEN, path, "%s; name a file",
@@ -520,8 +524,8 @@ static gemrun_status save(gemrun_context_t *ctx, const char *path)
         error = errno;
     if (error) {
         unlink(partial);
-        return refuse(GEMRUN_E_OPEN, path, "cannot be written (%s); free some, or name another "
-                      "place", strerror(error));
+        return refuse(GEMRUN_E_OPEN, path, "cannot be written (%s); free some room, or name "
+                      "another place", strerror(error));
     }
     error = sync_folder(path);
     return !error ? GEMRUN_OK

@@ -1,17 +1,18 @@
 /* main.c: the gemrun command: one artifact, one prompt or a conversation on the terminal.
  *
- * It uses the public interface only, but for the processor's features in --info. Text goes to
- * stdout as it is made, everything else to stderr. What it does not do: keep sessions, serve
- * others than gemctld, guess a template for a model that has none. */
+ * It uses the public interfaces only, but for the processor's features in --info. Text goes to
+ * stdout as it is made, everything else to stderr. What it does not do: keep several sessions,
+ * serve others than gemctld, guess a template for a model that has none. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include "gemrun.h"
+#include "gemrun_session.h"
 #include "gr_port.h"
 #include "gs_channel.h"
 #include "tune.h"
@@ -20,9 +21,9 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
 
 typedef struct options {
-    const char *path, *prompt, *system, *kernel, *head, *on_full;
+    const char *path, *prompt, *system, *kernel, *head, *on_full, *session;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
-    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work;
+    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save;
     uint64_t decode_threads, balance, speculate, serve;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
@@ -47,6 +48,9 @@ static const struct option {
     {"--chat", FLAG, AT(chat), 0, 0, 0, "the prompt is a user's message: use the chat template"},
     {"--system", TEXT, AT(system), 0, 0, 0, "TEXT  system message of a conversation"},
     {"--interactive", FLAG, AT(interactive), 0, 0, 0, "a conversation, one line of stdin a turn"},
+    {"--session", TEXT, AT(session), 0, 0, 0,
+     "FILE  go on behind what it holds, if it is there; save all to it at the end"},
+    {"--no-save", FLAG, AT(no_save), 0, 0, 0, "with --session: leave its file as it is"},
     {"--max-tokens", NUMBER, AT(max_tokens), 0, 1, 1 << 20, "N  end after N tokens (256)"},
     {"--temperature", REAL, AT(temperature), AT(seen_temperature), 0, 100,
      "T  0 is greedy (the model's default, or 0.3)"},
@@ -119,7 +123,11 @@ static int help(void)
          "\n"
          "Runs a compiled model. --prompt alone is continued as it stands, even where the model\n"
          "has a chat template: --chat and --interactive use that. --option=value works as well.\n"
-         "Defaults are in parentheses.\n");
+         "Defaults are in parentheses.\n"
+         "\n"
+         "With --session a raw prompt goes on behind the text, and an empty one from its end; with\n"
+         "--chat a turn is put behind the conversation, whose earlier answers stay as they were\n"
+         "made. Interactive ones are saved when stdin ends (Ctrl-D).\n");
     for (size_t i = 0; i < OPTIONS; i++) {
         const char *words = table[i].help, *gap = strstr(words, "  ");
         char left[40];
@@ -348,6 +356,15 @@ static int parse(int argc, char **argv, options *o)
     if (!o->path) {
         return usage("MODEL.gembin", "no file given");
     }
+    if (o->no_save && !o->session) {
+        return usage("--no-save", "is for --session, which was not given");
+    }
+    if (o->session && !*o->session) {
+        return usage("--session", "its name is empty");
+    }
+    if (o->session && !o->prompt && !o->interactive) {
+        return usage("--session", "needs a --prompt to go on with, or --interactive");
+    }
     if (o->prompt || o->interactive || o->info || o->run_tests || o->check_weights || o->tune ||
         o->serve) {
         return 0;
@@ -473,6 +490,7 @@ typedef struct answer { /* what a run makes */
     text text;
     int32_t status; /* a count, or why there is no answer */
     bool lost;      /* no memory was left for the text */
+    bool more;      /* it came to its first token: a session has more than before */
 } answer;
 
 static volatile sig_atomic_t caught; /* a signal came during this answer */
@@ -686,6 +704,96 @@ static void print_answer(const answer *a, const int32_t *ids, const gemrun_stats
     }
 }
 
+/* ---- sessions ---- */
+
+static uint32_t cached(gemrun_context_t *ctx) /* tokens */
+{
+    gemrun_stats s = {.size = sizeof s};
+    return gemrun_get_stats(ctx, &s) == GEMRUN_OK ? s.kv_used : 0;
+}
+
+/* Better said before a long conversation than after it. */
+static int check_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    if (!folder) {
+        return no_memory("--session");
+    }
+    bool good = access(folder, W_OK | X_OK) == 0;
+    if (!good) {
+        fprintf(stderr, "gemrun: --session: %s could not be saved (%s: %s); name a file elsewhere, "
+                "or add --no-save\n", path, folder, strerror(errno));
+    }
+    free(folder);
+    return good ? 0 : EXIT_FILE;
+}
+
+/* What the session's file holds goes into the cache; without a file it begins empty. */
+static int begin_session(gemrun_context_t *ctx, const options *o)
+{
+    struct stat st;
+    int code = o->no_save ? 0 : check_folder(o->session);
+    if (code != 0) {
+        return code;
+    }
+    bool there = stat(o->session, &st) == 0 || errno != ENOENT; /* restore says what is wrong */
+    int32_t n = there ? gemrun_session_restore(ctx, o->session) : 0;
+    if (n < 0) {
+        return run_failed(n);
+    }
+    if (n > 0 && o->system) {
+        fprintf(stderr, "gemrun: --system: the conversation in %s has begun already; leave it out, "
+                "or name another file\n", o->session);
+        return EXIT_USAGE;
+    }
+    if (!o->json && there) {
+        fprintf(stderr, "%s: %d tokens\n", o->session, n);
+    } else if (!o->json) {
+        fprintf(stderr, "%s: begins empty\n", o->session);
+    }
+    return 0;
+}
+
+/* `more`: there is more to keep than before. */
+static int end_session(gemrun_context_t *ctx, const options *o, int code, bool more)
+{
+    if (o->no_save || (code != 0 && code != EXIT_CANCELLED)) {
+        return code;
+    }
+    if (!more) {
+        fprintf(stderr, "gemrun: %s: left as it was, no answer came to its first token; run it "
+                "again\n", o->session);
+        return code;
+    }
+    gemrun_status st = gemrun_session_save(ctx, o->session);
+    return st == GEMRUN_OK ? code : run_failed(st);
+}
+
+/* A turn was cancelled so early that the cache could not be taken back to what was before it. */
+static int session_lost(const options *o)
+{
+    fprintf(stderr, "gemrun: %s: cancelled when the turn had replaced earlier tokens; the file is "
+            "as it was, go on from that\n", o->session);
+    return EXIT_RUN;
+}
+
+/* One run; of a session behind what is in the cache. */
+static int32_t ask(gemrun_context_t *ctx, const options *o, const char *prompt,
+                   const gemrun_message *messages, size_t count, const gemrun_request *q,
+                   int32_t *ids)
+{
+    if (!o->session) {
+        return messages ? gemrun_chat(ctx, messages, count, q, ids)
+                        : gemrun_generate(ctx, prompt, q, ids);
+    }
+    const char *system = cached(ctx) == 0 ? o->system : NULL;
+    return messages ? gemrun_session_turn(ctx, system, messages[count - 1].text, q, ids)
+                    : gemrun_session_generate(ctx, prompt, q, ids);
+}
+
+/* ---- answers ---- */
+
 /* One answer; messages NULL: the raw prompt. The text stays in `a` for the caller to free. With
  * `t` it is a turn, and the figures come at the end. Returns the exit code. */
 static int answer_once(gemrun_context_t *ctx, const char *prompt, const gemrun_message *messages,
@@ -700,10 +808,10 @@ static int answer_once(gemrun_context_t *ctx, const char *prompt, const gemrun_m
     a->ctx = ctx;
     caught = 0;
     catch_signals(ctx);
-    a->status = messages ? gemrun_chat(ctx, messages, count, &q, ids)
-                         : gemrun_generate(ctx, prompt, &q, ids);
+    a->status = ask(ctx, a->o, prompt, messages, count, &q, ids);
     catch_signals(NULL);
     if (a->status >= 0 && gemrun_get_stats(ctx, &s) == GEMRUN_OK) {
+        a->more = s.generated_tokens > 0 || s.finish == GEMRUN_FINISH_STOP_ID;
         print_answer(a, ids, &s, !t);
         if (t) {
             add_turn(t, &s);
@@ -730,7 +838,7 @@ static int run_once(gemrun_context_t *ctx, const options *o, const char *prompt)
     bool chat = o->chat || o->system;
     int code = answer_once(ctx, prompt, chat ? messages + skip : NULL, 2 - skip, &a, NULL);
     free(a.text.bytes);
-    return code;
+    return o->session ? end_session(ctx, o, code, a.more) : code;
 }
 
 static bool read_all(text *t)
@@ -799,7 +907,8 @@ static bool next_line(char **line, size_t *room)
     return true;
 }
 
-/* The history is ours: every turn goes to the engine as a whole. */
+/* The history is ours: every turn goes to the engine as a whole. Of a session it has the turns, and
+ * only the newest one is passed on. */
 static int converse(gemrun_context_t *ctx, const options *o)
 {
     history h = {0};
@@ -807,15 +916,18 @@ static int converse(gemrun_context_t *ctx, const options *o)
     char *line = NULL;
     size_t room = 0;
     int code = 0;
+    bool more = false;
     bool good = !o->system || add_message(&h, GEMRUN_SYSTEM, strdup(o->system));
     while (good && code == 0 && next_line(&line, &room)) {
         if (line[0] == 0) {
             continue;
         }
         answer a = {.o = o};
+        uint32_t before = o->session ? cached(ctx) : 0;
         good = add_message(&h, GEMRUN_USER, strdup(line));
         code = good ? answer_once(ctx, NULL, h.messages, h.count, &a, &t) : 0;
         code = code == EXIT_CANCELLED ? 0 : code; /* that ends the answer, not the conversation */
+        more = more || a.more;
         if (a.status == GEMRUN_E_PROMPT || a.status == GEMRUN_E_TEXT) {
             code = 0; /* it was said: forget the turn, go on */
             drop_message(&h);
@@ -824,6 +936,7 @@ static int converse(gemrun_context_t *ctx, const options *o)
             a.text.bytes = NULL;
         }
         free(a.text.bytes);
+        code = code == 0 && before > 0 && cached(ctx) == 0 ? session_lost(o) : code;
     }
     if (!good) {
         code = no_memory("conversation");
@@ -836,7 +949,7 @@ static int converse(gemrun_context_t *ctx, const options *o)
     }
     free(h.messages);
     free(line);
-    return code;
+    return o->session && t.turns > 0 ? end_session(ctx, o, code, more) : code;
 }
 
 static int run_tests(gemrun_context_t *ctx)
@@ -896,6 +1009,7 @@ static int run(int argc, char **argv)
     code = check_options(ctx, &o);
     code = code == 0 && o.info ? print_info(ctx, &o) : code;
     code = code == 0 && o.run_tests ? run_tests(ctx) : code;
+    code = code == 0 && o.session ? begin_session(ctx, &o) : code;
     code = code == 0 && o.interactive ? converse(ctx, &o) : code;
     code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;
     gemrun_destroy(ctx);

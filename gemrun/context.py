@@ -177,9 +177,12 @@ class _Engine:
     def __init__(self, pointer: Any, model: _Engine | None = None) -> None:
         self.pointer, self.model, self._pid = pointer, model, os.getpid()
 
-    def __del__(self) -> None:
-        if self._pid == os.getpid():  # elsewhere there are no threads of it to end
-            lib.gemrun_destroy(self.pointer)
+    # When the interpreter ends, the names of this module may be gone before the last engine is.
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, destroy: Any = lib.gemrun_destroy
+    ) -> None:
+        if self._pid == getpid():  # elsewhere there are no threads of it to end
+            destroy(self.pointer)
 
 
 @dataclass

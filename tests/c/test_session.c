@@ -497,6 +497,208 @@ static void test_after_a_failed_step(void)
     gemrun_destroy(a);
 }
 
+/* ---- behind what is in the context ---- */
+
+typedef struct watched { /* what a run's callbacks see */
+    uint32_t steps, most_steps, tokens, most_tokens; /* it is ended after so many; 0: never */
+} watched;
+
+static int count_step(void *user, uint32_t *allowed)
+{
+    watched *w = user;
+    (void)allowed;
+    return w->most_steps > 0 && w->steps++ >= w->most_steps - 1;
+}
+
+static int count_token(void *user, int32_t token, const char *text, size_t size)
+{
+    watched *w = user;
+    (void)text, (void)size;
+    w->tokens += token >= 0;
+    return w->most_tokens > 0 && w->tokens >= w->most_tokens;
+}
+
+/* The same by hand, from an empty cache: `ids` grows by the text and the answer. */
+static void by_hand(gemrun_context_t *ctx, const char *text, const gemrun_request *q,
+                    const int32_t *answer, int32_t count, int32_t *ids, uint32_t *n)
+{
+    uint32_t flags = *n == 0 ? 3 : 2;
+    int32_t made = gemrun_tokenize(ctx, text, strlen(text), flags, ids + *n, IDS_MAX - *n);
+    CHECK(made >= 0);
+    *n += (uint32_t)made;
+    gemrun_reset_kv_cache(ctx);
+    CHECK(gemrun_prefill(ctx, ids, *n) == (int32_t)*n);
+    for (int32_t i = 0; i < count; i++) {
+        ids[*n] = gemrun_sample(ctx, q);
+        CHECK(ids[*n] == answer[i]);
+        CHECK(used(ctx) == info_of(ctx).context || gemrun_decode(ctx, ids[*n]) > 0);
+        ++*n;
+    }
+}
+
+static void test_behind(const char *name)
+{
+    static const char *const texts[] = {"abcabcabc", "xyz", "", " and cabcabca", "abc"};
+    gemrun_context_t *a = open_model(name, 2), *b = session_of(a, 1);
+    uint32_t context = info_of(a).context;
+    for (uint32_t i = 0; i < 4; i++) {
+        gemrun_request q = gemrun_request_default(a);
+        watched w = {0};
+        int32_t ids[IDS_MAX], out[IDS_MAX];
+        uint32_t n = 0;
+        q.temperature = i % 2 ? 1.5f : 0.0f, q.seed_set = 1, q.seed = i;
+        q.speculate = i == 2 ? 6 : 0, q.repetition_penalty = i == 3 ? 1.2f : 1.0f;
+        q.ignore_stop_ids = 1, q.user = &w, q.on_text = count_token, q.on_step = count_step;
+        gemrun_reset_kv_cache(a);
+        for (uint32_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+            q.max_tokens = k == 4 ? 1000 : 2 + k; /* the last one to the end of the context */
+            int32_t made = gemrun_session_generate(a, texts[k], &q, k == 1 ? NULL : out);
+            CHECK(made > 0 && (k == 4 || made == (int32_t)q.max_tokens));
+            if (k == 1) { /* as a run without tokens is to be tried, too */
+                gemrun_request again = q;
+                again.reuse = 0;
+                gemrun_reset_kv_cache(b);
+                CHECK(gemrun_prefill(b, ids, n) == (int32_t)n);
+                CHECK(gemrun_session_generate(b, texts[k], &again, out) == made);
+                CHECK(seen(b) == seen(a));
+            }
+            by_hand(b, texts[k], &q, out, made, ids, &n);
+            CHECK(used(a) == (n < context ? n : context) && seen(a) == seen(b));
+        }
+        CHECK(used(a) == context && w.tokens > 10);
+        uint64_t before = seen(a);
+        CHECK(gemrun_session_generate(a, "x", &q, out) == GEMRUN_E_PROMPT && seen(a) == before);
+        CHECK(said("the prompt's 1 tokens do not fit behind the ") && said("begin another"));
+        CHECK(gemrun_session_generate(a, "", &q, out) == 1 && used(a) == context);
+    }
+    gemrun_destroy(b);
+    gemrun_destroy(a);
+}
+
+/* A run that ends early: before its first token nothing came to the context, behind it the token. */
+static void test_early_ends(const char *name)
+{
+    static const char text[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ"; /* more than two chunks */
+    gemrun_context_t *a = open_model(name, 1), *b = session_of(a, 2);
+    gemrun_request q = gemrun_request_default(a);
+    int32_t ids[64], out[8];
+    int32_t made = gemrun_tokenize(a, text, sizeof text - 1, 2, ids, 64);
+    CHECK(made > 17 && made < 40);
+    for (uint32_t steps = 1; steps < 5; steps++) {
+        watched w = {.most_steps = steps};
+        gemrun_stats s = {.size = sizeof s};
+        q.ignore_stop_ids = 1, q.user = &w, q.on_step = count_step, q.max_tokens = 4;
+        fill(a, 20, 16);
+        fill(b, 20, 16);
+        int32_t n = gemrun_session_generate(a, text, &q, out);
+        CHECK(gemrun_get_stats(a, &s) == GEMRUN_OK && s.finish == GEMRUN_FINISH_CALLBACK);
+        CHECK(n >= 0 && (steps > 1 || n == 0));
+        if (n > 0) {
+            CHECK(s.kv_used == 20 + (uint32_t)made + (uint32_t)n);
+            continue;
+        }
+        CHECK(s.kv_used == 20 || (s.kv_used == 0 && steps > 1));
+        CHECK(!gemrun_logits(a, NULL));
+        fill(b, s.kv_used, 16);
+        CHECK(gemrun_decode(a, 7) > 0 && gemrun_decode(b, 7) > 0 && seen(a) == seen(b));
+    }
+    watched w = {.most_tokens = 1};
+    q.user = &w, q.on_step = NULL, q.on_text = count_token;
+    fill(a, 5, 16);
+    CHECK(gemrun_session_generate(a, "abc", &q, out) == 1);
+    fill(b, 5, 16);
+    CHECK(gemrun_tokenize(b, "abc", 3, 2, ids, 64) > 0);
+    CHECK(gemrun_prefill(b, ids, used(a) - 6) > 0 && gemrun_decode(b, out[0]) > 0);
+    CHECK(seen(a) == seen(b));
+    gemrun_destroy(b);
+    gemrun_destroy(a);
+}
+
+static uint32_t put_text(gemrun_context_t *ctx, const char *text, int32_t *ids)
+{
+    int32_t n = gemrun_tokenize(ctx, text, strlen(text), 0, ids, 64);
+    CHECK(n > 0);
+    return (uint32_t)n;
+}
+
+/* By the template of golden/make.py: BOS, texts, and END before every line with a role. */
+static void test_turns(void)
+{
+    enum { BOS = 262, END = 263 };
+    static const char *const asked[] = {"hi", "  yo ", "\x01"}, *const shown[] = {
+        "\nuser\nhi", "\nuser\nyo", "\nuser\n\x01"};
+    gemrun_context_t *a = open_model("int4", 2), *b = session_of(a, 1), *c = open_model("f16", 1);
+    gemrun_request q = gemrun_request_default(a);
+    int32_t ids[IDS_MAX], out[8];
+    uint32_t n = 0;
+    q.max_tokens = 3, q.ignore_stop_ids = 1, q.temperature = 1, q.reuse = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK(gemrun_session_turn(a, NULL, asked[i], &q, out) == 3);
+        ids[n++] = i ? END : BOS;
+        n += put_text(a, shown[i] + !i, ids + n);
+        ids[n++] = END;
+        n += put_text(a, "\nmodel\n", ids + n);
+        gemrun_reset_kv_cache(b);
+        CHECK(gemrun_prefill(b, ids, n) == (int32_t)n);
+        for (uint32_t k = 0; k < 3; k++) {
+            ids[n] = gemrun_sample(b, &q);
+            CHECK(ids[n] == out[k] && gemrun_decode(b, ids[n++]) > 0);
+        }
+        CHECK(used(a) == n && seen(a) == seen(b));
+    }
+    uint64_t before = seen(a);
+    CHECK(gemrun_session_turn(a, "be short", "abc", &q, out) == GEMRUN_E_NO_CHAT);
+    CHECK(said("tiny-int4: a system message belongs to the beginning of a conversation; leave"));
+    CHECK(gemrun_session_turn(a, NULL, "longer and longer and longer", &q, out) == GEMRUN_E_PROMPT);
+    CHECK(said("do not fit behind the ") && seen(a) == before);
+    gemrun_reset_kv_cache(a);
+    CHECK(gemrun_session_turn(a, "be short", "abc", &q, out) == GEMRUN_E_NO_CHAT && used(a) == 0);
+    CHECK(gemrun_session_turn(c, NULL, "abc", &q, out) == GEMRUN_E_NO_CHAT);
+    CHECK(said("tiny-f16: no chat template"));
+    gemrun_destroy(c);
+    gemrun_destroy(b);
+    gemrun_destroy(a);
+}
+
+static int from_inside(void *user, int32_t token, const char *text, size_t size)
+{
+    (void)token, (void)text, (void)size;
+    CHECK(gemrun_session_generate(user, "abc", NULL, NULL) == GEMRUN_E_BUSY);
+    CHECK(gemrun_session_turn(user, NULL, "abc", NULL, NULL) == GEMRUN_E_BUSY);
+    return 1;
+}
+
+static void test_behind_refused(void)
+{
+    gemrun_context_t *a = open_model("int4", 1);
+    gemrun_request q = gemrun_request_default(a), wrong = q;
+    static char longer[7000];
+    fill(a, 20, 16);
+    uint64_t before = seen(a);
+    wrong.max_tokens = 0;
+    memset(longer, 'a', sizeof longer - 1);
+    CHECK(gemrun_session_generate(NULL, "abc", &q, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_session_generate(a, NULL, &q, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_session_turn(a, "x", NULL, &q, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_session_generate(a, "abc", NULL, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(gemrun_session_generate(a, "abc", &wrong, NULL) == GEMRUN_E_ARGUMENT);
+    CHECK(said("tiny-int4: max_tokens: 0 is out of range"));
+    CHECK(gemrun_session_turn(a, NULL, "abc", &q, NULL) == GEMRUN_E_STATE);
+    CHECK(said("tiny-int4: what is in the context is no conversation; go on with raw text"));
+    CHECK(gemrun_session_generate(a, longer, &q, NULL) == GEMRUN_E_TEXT);
+    longer[60] = 0;
+    CHECK(gemrun_session_generate(a, longer, &q, NULL) == GEMRUN_E_PROMPT);
+    CHECK(said("do not fit behind the 20 in the context (room for 64); shorten it"));
+    CHECK(seen(a) == before);
+    gemrun_reset_kv_cache(a);
+    longer[60] = 'a', longer[100] = 0;
+    CHECK(gemrun_session_generate(a, longer, &q, NULL) == GEMRUN_E_PROMPT && used(a) == 0);
+    CHECK(said("the prompt is longer than the context ("));
+    q.on_text = from_inside, q.user = a;
+    CHECK(gemrun_session_generate(a, "abc", &q, NULL) == 1);
+    gemrun_destroy(a);
+}
+
 /* ---- what is refused ---- */
 
 typedef struct forgery {
@@ -934,10 +1136,14 @@ int main(void)
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         test_equal(models[i]);
         test_reuse(models[i]);
+        test_behind(models[i]);
+        test_early_ends(models[i]);
     }
     test_nothing_else();
     test_heads();
     test_after_a_failed_step();
+    test_turns();
+    test_behind_refused();
     test_refused();
     test_every_length();
     test_other_models();

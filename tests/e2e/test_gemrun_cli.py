@@ -182,7 +182,7 @@ def test_ranges_are_named(gemrun_cli: Path, path: Path, option: str) -> None:
 
 def test_every_option_with_a_number_has_a_range(gemrun_cli: Path, path: Path) -> None:
     listed = re.findall(r"^  (--[a-z-]+) ([A-Z]+) ", call(gemrun_cli, "--help").stdout, re.M)
-    assert {name for name, value in listed if value not in ("TEXT", "NAME")} == set(RANGES)
+    assert {name for name, value in listed if value not in ("TEXT", "NAME", "FILE")} == set(RANGES)
 
 
 def test_ranges_of_the_artifact(gemrun_cli: Path, path: Path) -> None:

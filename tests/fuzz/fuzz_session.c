@@ -162,6 +162,7 @@ static void run(gemrun_context_t *ctx)
     gemrun_request q = gemrun_request_default(ctx);
     q.temperature = 1, q.seed_set = 1, q.seed = draw(3), q.reuse = draw(2), q.speculate = draw(7);
     (void)gemrun_sample(ctx, &q);
+    (void)gemrun_session_generate(ctx, draw(2) ? "ab" : "", &q, NULL);
     (void)gemrun_generate(ctx, "ab", &q, NULL);
     for (int32_t n = 0; n >= 0;)
         n = gemrun_decode(ctx, (int32_t)draw(ctx->e.v.conf.vocab_rows));
