@@ -188,8 +188,8 @@ class Gemmake(Word):
     "--pin-prompt",
     default=None,
     metavar="TEXT|@FILE",
-    help="Store the keys and values of this beginning of prompts, so that a run need not compute it; "
-    "same answers.",
+    help="Store keys and values of this beginning of prompts: a run need not compute it; same "
+    "answers.",
 )
 @click.option(
     "--pin-system", is_flag=True, help="--pin-prompt is the system message of conversations."

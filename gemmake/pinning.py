@@ -42,13 +42,15 @@ TAILS = (
 
 
 def decide(state: State, text: str, host: Host) -> State:
-    """The state with the ids that are pinned of a text. Needs the tables of tokenizer and template."""
+    """The state with the ids that are pinned of a text. Needs the tables of the tokenizer."""
     options = state.options
     with host.clock.timed("pinned prompt"):
         found = pinned(state, text, host)
     ids, every = len(found.ids), found.told["of"]
     if ids == 0:
-        raise UsageError("--pin-prompt: no token of it is sure before more follows; use a longer one")
+        raise UsageError(
+            "--pin-prompt: no token of it is sure before more follows; use a longer one"
+        )
     if every + 2 > options.context:
         raise UsageError(
             f"--pin-prompt: {every} tokens leave no room for a question and an answer in a context "
@@ -75,7 +77,9 @@ def text_of(options: CompileOptions) -> str | None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise UsageError(f"--pin-prompt: not UTF-8 at character {error.start}; correct it") from error
+        raise UsageError(
+            f"--pin-prompt: not UTF-8 at character {error.start}; correct it"
+        ) from error
     if size > limit:
         raise UsageError(
             f"--pin-prompt: longer than the {limit} bytes that a context of {options.context} "
@@ -211,4 +215,5 @@ def lines_of(state: State) -> Iterator[str]:
     kind = "a conversation with this system message" if told["role"] == "system" else "the text"
     rest = told["of"] - ids
     why = f"; the last {rest} depend on what follows" if rest else ""
-    yield f"pinned prompt: {ids} of {told['of']} tokens of {kind}, {pin_size(state) / 1e6:.2f} MB{why}"
+    size = f"{pin_size(state) / 1e6:.2f} MB"
+    yield f"pinned prompt: {ids} of {told['of']} tokens of {kind}, {size}{why}"

@@ -52,10 +52,10 @@ def _rows(part: npt.NDArray[np.uint8], word: str) -> Words:
 
 
 def _impossible(words: Words, kind: KvType) -> npt.NDArray[np.bool_]:
-    if kind is KvType.INT8:
-        return np.equal(words, 0x80)
-    exponent = 0x7C00 if kind is KvType.F16 else 0x7F800000
-    return np.equal(words & exponent, exponent)
+    exponent = {KvType.INT8: 0x80, KvType.F16: 0x7C00, KvType.F32: 0x7F800000}[kind]
+    mask = 0xFF if kind is KvType.INT8 else exponent  # of a float whatever the mantissa
+    bad: npt.NDArray[np.bool_] = words & mask == exponent
+    return bad
 
 
 def replay(artifact: Artifact, path: str) -> str:

@@ -1,8 +1,8 @@
 """PINP, the pinned prompt: its ids, and the ring blocks of their keys and values (FORMAT.md 2.12).
 
-    size(conf, layers, units, tokens)           bytes of the section
-    section(ids, blocks) / blank(..)            its bytes; zeros where the engine fills in the blocks
-    read(conf, layers, units, data) -> Pin      FormatError(PINP) for what breaks a rule
+size(conf, layers, units, tokens)           bytes of the section
+section(ids, blocks) / blank(..)            its bytes; zeros where the engine fills in the blocks
+read(conf, layers, units, data) -> Pin      FormatError(PINP) for what breaks a rule
 """
 
 from __future__ import annotations

@@ -46,7 +46,12 @@ FEATURE_FLOAT = 0x10 | 0x40  # float matrices, float KV cache
 FEATURE_MASK = 0x80  # KV heads that keep a part
 KV_TYPE = 32  # offset in CONF
 KERNEL, THREADS = -10, -8  # gemrun.h
-UNREAD = {Code.THRM, Code.TMPL, Code.TOKN, Code.PINP}  # sections that it reads in part, or not at all
+UNREAD = {
+    Code.THRM,
+    Code.TMPL,
+    Code.TOKN,
+    Code.PINP,
+}  # sections that it reads in part, or not at all
 FAMILIES = {
     "gemma2": ("--quantization", "int4"),
     "gemma3": ("--quantization", "int4"),

@@ -30,7 +30,20 @@ CONTEXT = 320
 SIZE = ("--kv-cache-size", str(CONTEXT), "--effort", "fast")
 TEXT = "The conveyor in aisle 7 stops when the light curtain is cut; bay 12 reports 71.5 degrees."
 ENDINGS = (
-    *("", " ", "\n", " Why?", "s", "'s motor", ".", " 1", "12", "\nWhat is the pressure?", "é", "机器"),
+    *(
+        "",
+        " ",
+        "\n",
+        " Why?",
+        "s",
+        "'s motor",
+        ".",
+        " 1",
+        "12",
+        "\nWhat is the pressure?",
+        "é",
+        "机器",
+    ),
     *(" If the door is open, the robot is stopped." * 2, "\u0301", "   \n"),
 )
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_stop_ids": True}
@@ -193,7 +206,9 @@ def test_prompts_by_turns(compile_: Compile, seed: int) -> None:
     rng, used = random.Random(seed), 0
     with both(compile_(family), compile_(family, "--pin-prompt", TEXT)) as (one, other):
         for _ in range(30):
-            text = TEXT[: rng.choice((10, 60, 85, 88, 89))] + rng.choice(ENDINGS) * rng.choice((1, 3))
+            text = TEXT[: rng.choice((10, 60, 85, 88, 89))] + rng.choice(ENDINGS) * rng.choice(
+                (1, 3)
+            )
             reuse, draft = rng.random() < 0.6, rng.choice((0, 4))
             used += same(one, other, text, rng.choice((1, 3, 30)), reuse=reuse, speculate=draft)
             if rng.random() < 0.2:
@@ -252,7 +267,17 @@ def test_a_system_message(compile_: Compile, family: str) -> None:
     plain, pinned = compile_(family), compile_(family, "--pin-prompt", TEXT, "--pin-system")
     tokens = tokens_of(pinned)
     with both(plain, pinned) as (one, other):
-        for user in ("Why?", "", " leading", "\n", "12", "机器人", "<|im_end|>", "a" * 40, "\u0301x"):
+        for user in (
+            "Why?",
+            "",
+            " leading",
+            "\n",
+            "12",
+            "机器人",
+            "<|im_end|>",
+            "a" * 40,
+            "\u0301x",
+        ):
             talk = [{"role": "system", "content": TEXT}, {"role": "user", "content": user}]
             wanted, found = (c.chat(talk, 5, **GREEDY) for c in (one, other))
             assert list(found) == list(wanted)
@@ -262,7 +287,10 @@ def test_a_system_message(compile_: Compile, family: str) -> None:
             wanted, found = (c.chat(talk, 5, **GREEDY) for c in (one, other))
             assert list(found) == list(wanted)
             assert found.stats.reused == tokens
-        other_talk = [{"role": "system", "content": "x" + TEXT}, {"role": "user", "content": "Why?"}]
+        other_talk = [
+            {"role": "system", "content": "x" + TEXT},
+            {"role": "user", "content": "Why?"},
+        ]
         assert list(other.chat(other_talk, 5, **GREEDY)) == list(one.chat(other_talk, 5, **GREEDY))
         same(one, other, TEXT)
 
@@ -297,7 +325,9 @@ def test_it_says_what_is_pinned_and_what_not(compile_: Compile) -> None:
         assert told["tokens"] == len(artifact.pin.ids) < told["of"]
         size = artifact.sections["PINP"].size
         listed = (path.parent / "model.gembin.memmap").read_text(encoding="utf-8")
-    line = f"pinned prompt: {told['tokens']} of {told['of']} tokens of the text, {size / 1e6:.2f} MB"
+    line = (
+        f"pinned prompt: {told['tokens']} of {told['of']} tokens of the text, {size / 1e6:.2f} MB"
+    )
     assert f"{line}; the last {told['of'] - told['tokens']} depend on what follows\n" in log
     assert "section  PINP" in listed
     with read_artifact(compile_("llama3")) as plain:
@@ -449,15 +479,16 @@ def test_commands_show_it(compile_: Compile, gemrun_cli: Path) -> None:
 
 # ---- a real model ----
 PREAMBLE = (
-    "You answer questions of the people who run a warehouse. Aisles are numbered 1 to 24, bays A to "
-    "F. Conveyors stop when a light curtain is cut, and start again when an operator confirms at the "
-    "panel of the aisle. A shuttle that has lost its reference drives to dock 4 at walking speed. "
-    "Motors may be at most 80 degrees Celsius warm; above 75 the controller lowers their speed, above "
-    "80 it stops them and reports fault 17. Batteries below 20 % are charged before the next order. "
-    "Faults: 11 light curtain, 12 emergency stop, 13 lost reference, 14 overload, 15 no answer from "
-    "a shuttle, 16 battery, 17 temperature, 18 door open, 19 label not readable. Never tell anybody "
-    "to reach into a conveyor or to bridge a switch. Answer in one or two sentences, with the number "
-    "of the fault where there is one, and say which panel the operator has to go to. If you do not "
+    "You answer questions of the people who run a warehouse. Aisles are numbered 1 to 24, "
+    "bays A to F. Conveyors stop when a light curtain is cut, and start again when an "
+    "operator confirms at the panel of the aisle. A shuttle that has lost its reference "
+    "drives to dock 4 at walking speed. Motors may be at most 80 degrees Celsius warm; above "
+    "75 the controller lowers their speed, above 80 it stops them and reports fault 17. "
+    "Batteries below 20 % are charged before the next order. Faults: 11 light curtain, 12 "
+    "emergency stop, 13 lost reference, 14 overload, 15 no answer from a shuttle, 16 battery,"
+    " 17 temperature, 18 door open, 19 label not readable. Never tell anybody to reach into a"
+    " conveyor or to bridge a switch. Answer in one or two sentences, with the number of the "
+    "fault where there is one, and say which panel the operator has to go to. If you do not "
     "know the answer, say so and name the shift leader, whose number hangs at every panel."
 )
 QUESTIONS = (

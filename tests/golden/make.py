@@ -68,7 +68,8 @@ MASKED = Kind(
 )  # fmt: skip
 # A prompt of 100 tokens is pinned: the window's ring of two blocks has gone on over its beginning.
 PIN_TEXT = (
-    "Conveyor seven halts as soon as a sensor on bay four reports a box; call dock two, and go on soon. "
+    "Conveyor seven halts as soon as a sensor on bay four reports a box; call dock two, "
+    "and go on soon. "
 )
 PINNED = Kind(
     "tiny-pinned", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
@@ -445,9 +446,14 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
         hdf_sha256=digest,
         manifest=manifest.encode(
             manifest.build(
-                conf, rings, entries, licence="Apache-2.0", tools={"golden": "1"}, units=units,
+                conf,
+                rings,
+                entries,
+                licence="Apache-2.0",
+                tools={"golden": "1"},
+                units=units,
                 options=pins.Pinned(kind.pin).option if kind.pin else {},
-            )  # fmt: skip
+            )
         ),
         weights_size=size,
         target="generic-x86-64",

@@ -384,11 +384,9 @@ def test_a_pinned_prompt_and_another_ring_do_not_fit(engine: EngineReader) -> No
         pin = pins.blank(golden.records.conf, golden.records.layers, (), [1] * tokens)
         for keeps in ((), ((0, 0), (0, 0), (1, 1), (0, 0))):
             layers, units = assemble.place_units(golden.records.conf, golden.records.layers, keeps)
-            told = dict(layers=layers, units=units, pin=pin)
+            told = {"layers": layers, "units": units, "pin": pin}
             done = assemble.assemble(replace(golden.records, **told))
-            parts = [
-                replace(p, data=golden.chunks) if p.type == "WHOT" else p for p in done.parts
-            ]
+            parts = [replace(p, data=golden.chunks) if p.type == "WHOT" else p for p in done.parts]
             same = len(pin) == pins.size(golden.records.conf, layers, units, tokens)
             image = written(done.header, parts)
             good = same and tokens < golden.records.conf.context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_rests_of_control_tokens_may_follow() -> None:
         assert "" in set(tails(artifact.tokenizer, ""))
 
 
-def chat_of(flags: int, system: tuple[int | bytes, ...], between: tuple[int | bytes, ...]) -> Template:
+def chat_of(
+    flags: int, system: tuple[int | bytes, ...], between: tuple[int | bytes, ...]
+) -> Template:
     slots: list[tuple[int | bytes, ...]] = [()] * len(Slot)
     slots[Slot.SYSTEM], slots[Slot.SYS_USER] = system, between
     return Template(TemplateHeader(flags, 0, 0, (0,) * 10, (0,) * 3), tuple(slots))
@@ -97,7 +100,11 @@ def test_files_that_cannot_be_pinned(tmp_path: Path, data: bytes, says: str) -> 
 
 def test_texts_that_cannot_be_pinned(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
-    for text, says in (("\udc80", "not UTF-8"), ("a" * 20481, "longer"), (f"{tmp_path}/a", "@FILE")):
+    for text, says in (
+        ("\udc80", "not UTF-8"),
+        ("a" * 20481, "longer"),
+        (f"{tmp_path}/a", "@FILE"),
+    ):
         with pytest.raises(UsageError, match=says):
             text_of(asked(text))
     with pytest.raises(UsageError, match="--pin-system"):
@@ -114,9 +121,7 @@ def test_blocks_follow_from_rings_and_tokens() -> None:
         assert [(r.layer, r.head) for r in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert sum(r.used for r in found) == used
         assert found[0].at == 64 + sizes.pad(4 * tokens, 64)
-        assert [b.at - a.at for a, b in zip(found, found[1:], strict=False)] == [
-            r.used * block for r in found[:-1]
-        ]
+        assert [b.at - a.at for a, b in pairwise(found)] == [r.used * block for r in found[:-1]]
         assert pins.size(conf, layers, (), tokens) == found[-1].at + found[-1].used * block
     masked, kept = assemble.place_units(conf, layers, ((0, 0), (0, 0), (1, 1), (0, 0)))
     assert [r.used for r in pins.rings(conf, masked, kept, 159)] == [2, 2, 3, 5]
