@@ -63,6 +63,7 @@ enum {
 #define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with GB_REQ_KV_MASK */
 #define GB_SEC_THRM GB_FOURCC('T', 'H', 'R', 'M') /* one gb_thermal */
 #define GB_SEC_TEST GB_FOURCC('T', 'E', 'S', 'T') /* gb_test[] */
+#define GB_SEC_PINP GB_FOURCC('P', 'I', 'N', 'P') /* gb_pin, then ids, ring blocks; optional */
 #define GB_SEC_HDFJ GB_FOURCC('H', 'D', 'F', 'J') /* resolved HDF, canonical JSON */
 #define GB_SEC_MANI GB_FOURCC('M', 'A', 'N', 'I') /* msgpack, never read by the engine */
 #define GB_SEC_WHOT GB_FOURCC('W', 'H', 'O', 'T') /* weights, mapped and used where they lie */
@@ -245,6 +246,11 @@ typedef struct gb_thermal {
     uint8_t reserved[48];
 } gb_thermal;
 
+typedef struct gb_pin { /* then u32 ids, zeros up to a line, and the ring blocks of their tokens */
+    uint32_t tokens;
+    uint8_t reserved[60];
+} gb_pin;
+
 typedef struct gb_test { /* greedy from an empty cache; ids beyond the counts are zero */
     uint32_t prompt_count, step_count;
     uint64_t digest; /* FNV-1a 64 over the logits' bytes: last prompt position, then each step */
@@ -273,6 +279,7 @@ _Static_assert(offsetof(gb_tensor, offset) == 48, "gb_tensor");
 _Static_assert(sizeof(gb_plan) == 48, "gb_plan");
 _Static_assert(sizeof(gb_rope) == 16, "gb_rope");
 _Static_assert(sizeof(gb_thermal) == 64, "gb_thermal");
+_Static_assert(sizeof(gb_pin) == 64, "gb_pin");
 _Static_assert(sizeof(gb_test) == 2048, "gb_test");
 
 #endif

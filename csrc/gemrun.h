@@ -65,7 +65,7 @@ typedef enum gemrun_status {
     GEMRUN_E_PLAN = -39, GEMRUN_E_ROPE = -40, GEMRUN_E_TOKN = -41, GEMRUN_E_TMPL = -42,
     GEMRUN_E_THRM = -43, GEMRUN_E_TEST = -44, /* a record of that section is wrong */
     GEMRUN_E_RAM = -45,      /* memory figures disagree with the records */
-    GEMRUN_E_WEIGHTS_CRC = -46, GEMRUN_E_KVMK = -50, /* .. of the parts that KV heads keep */
+    GEMRUN_E_WEIGHTS_CRC = -46, GEMRUN_E_KVMK = -50, GEMRUN_E_PINP = -51, /* as CONF to TEST */
     GEMRUN_E_ROOT = -47,     /* root digest disagrees (Python reader) */
     GEMRUN_E_SHA256 = -48,   /* a section's SHA-256 disagrees (Python reader) */
     GEMRUN_E_MANIFEST = -49, /* manifest or HDF unreadable, or at odds with the records (Python) */
@@ -177,7 +177,7 @@ typedef struct gemrun_info { /* facts of an artifact; strings live as long as th
     int32_t bos_id;              /* -1: none */
     uint32_t kv_type;            /* 0 f32, 1 f16, 2 int8 */
     const char *name, *family, *target, *kernel;
-    uint64_t reserved[8];
+    uint64_t pinned_prompt, reserved[7]; /* its tokens; 0: none (gemmake --pin-prompt) */
 } gemrun_info;
 
 typedef struct gemrun_region { /* a mapping of the engine, to compare with what is declared */

@@ -30,6 +30,7 @@
 #include "gr_facts.c"
 #include "gr_planes.c"
 #include "gr_spec.c"
+#include "gr_pin.c"
 #include "gr_cores.c"
 #include "gr_adjust.c"
 #include "gr_tok_check.c"

@@ -37,8 +37,8 @@ gemrun_status gemrun_get_info(const gemrun_context_t *ctx, gemrun_info *out)
         .chunk = v->conf.chunk, .layers = v->layer_count, .hidden = v->conf.hidden,
         .threads_planned = v->conf.threads, .has_chat = v->has_chat, .stop_id_count = t->n_stop,
         .stop_ids = v->tok.stop, .bos_id = t->bos == GB_TOK_NONE ? -1 : (int32_t)t->bos,
-        .kv_type = v->conf.kv_type, .name = ctx->name, .family = ctx->family,
-        .target = ctx->target, .kernel = ctx->kernel};
+        .kv_type = v->conf.kv_type, .pinned_prompt = v->pin_tokens, .name = ctx->name,
+        .family = ctx->family, .target = ctx->target, .kernel = ctx->kernel};
     return GEMRUN_OK;
 }
 

@@ -213,7 +213,7 @@ int32_t gr_generate(gemrun_context_t *ctx, uint32_t count, const gemrun_request 
     gr_reset(ctx);
     ctx->e.pos = reused;
     ctx->e.high = reused > 0 ? high : 0;
-    s->reused = reused;
+    s->reused = reused = gr_pin_take(&ctx->e, prompt_of(&ctx->e), count);
     gr_begin_drafts(&ctx->e, &r.draft, q->speculate);
     ctx->planes.request = q;
     ctx->planes.heads = ctx->planes.candidates = ctx->planes.most_candidates = 0;

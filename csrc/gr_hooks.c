@@ -33,6 +33,7 @@ int32_t gemrun_internal_units(gemrun_context_t *ctx, const gb_kv_unit *units, ui
     if (count != 0 && count != all)
         return gr_leave(ctx, gr_fail(&ctx->e.err, GEMRUN_E_ARGUMENT, GR_F_NONE, all, count));
     v->units = count ? units : NULL;
+    v->pin_tokens = 0; /* its keys and values are those of heads that see everything */
     gr_reset(ctx);
     return gr_leave(ctx, st);
 }

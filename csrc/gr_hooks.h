@@ -19,7 +19,7 @@ int32_t gemrun_internal_hidden(gemrun_context_t *ctx, float *x, uint32_t count, 
 /* Let the KV heads of an artifact without KVMK see as little as `units` say, in rings that keep
  * everything: `blocks` is the layer's kv_blocks, `first` the head's index times that. `units`, one
  * a KV head of all layers, stay the caller's until the next call; count 0: everything again.
- * Empties the cache. 0 or a status. */
+ * Empties the cache; a pinned prompt is used no more. 0 or a status. */
 int32_t gemrun_internal_units(gemrun_context_t *ctx, const gb_kv_unit *units, uint32_t count);
 /* Show the attention of every head to `watch`; NULL: to nobody. No call may be inside. */
 void gemrun_internal_watch(gemrun_context_t *ctx, gr_watch watch, void *user);

@@ -60,6 +60,8 @@ typedef struct gr_view {
     const uint8_t *rope_base;
     const uint8_t *tests;     /* gb_test records in the image, a stride apart */
     uint32_t test_count, test_stride;
+    const uint32_t *pin_ids;  /* in the image; behind them the blocks (gr_pin.c) */
+    uint32_t pin_tokens;      /* 0: no prompt is pinned */
     bool has_chat;
     gr_tok tok;   /* gr_tok.h */
     gr_chat chat;
@@ -81,6 +83,7 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */
 uint64_t gr_tensor_second_size(const gb_tensor *t);
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments);  /* bytes of one panel */
+uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l); /* 32 tokens of a KV head */
 uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l); /* ring bytes */
 uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window);
 uint64_t gr_buffer_size(const gr_view *v, uint32_t kind); /* or GR_BUF_ROWS */
@@ -173,6 +176,12 @@ void gr_forward_many(gr_engine *e, gr_engine *const *of, const uint32_t *ids, ui
  * no head. Same cache rules. */
 gemrun_status gr_forward_hidden(gr_engine *e, float *x, uint32_t count);
 void gr_kv_reset(gr_engine *e);
+
+/* ---- the pinned prompt (gr_pin.c); a minimal build has none ---- */
+uint64_t gr_pin_size(const gr_view *v, uint32_t tokens); /* of its section */
+/* So far as a prompt of `count` ids begins with the pinned ones, but for its last id, and further
+ * than the cache holds it: put them into the cache. Returns the tokens in it. */
+uint32_t gr_pin_take(gr_engine *e, const uint32_t *ids, uint32_t count);
 
 /* ---- kernels (gr_pick.c) ---- */
 typedef enum gr_cpu { /* what a processor has and the system saves: bits of gr_port_cpu */

@@ -210,7 +210,7 @@ static bool check_presence(reader *r)
         return fail(r, GEMRUN_E_MISSING, GB_SEC_KVMK, mask, !mask);
     for (uint32_t i = 0; i < r->count; i++) {
         const gb_section *s = r->entries + i;
-        bool known = s->type == GB_SEC_TMPL || s->type == GB_SEC_KVMK;
+        bool known = s->type == GB_SEC_TMPL || s->type == GB_SEC_KVMK || s->type == GB_SEC_PINP;
         for (size_t k = 0; k < REQUIRED_COUNT; k++)
             known = known || s->type == required[k];
         if (!known && (s->flags & GB_SECF_REQUIRED))
@@ -356,9 +356,9 @@ static bool check_layer(reader *r, uint32_t index, uint64_t kv_offset)
         {l->block, 0, GB_BLOCK_SANDWICH}, {l->act, 0, GB_ACT_SILU},
         {bits(l->score_scale), 1, FLOAT_MAX},
         {bits(l->attn_softcap), capped, capped ? FLOAT_MAX : 0}, {l->kv_source, index, index},
-        {group, int8 ? 1 : 0, int8 ? l->head_dim : 0}, {bits(l->sparsity_z), 0, 0},
-        {!all_zero(l->reserved, sizeof l->reserved), 0, 0}, {l->kv_blocks, blocks, blocks},
-        {l->kv_offset, kv_offset, kv_offset}};
+        {group, int8 ? 1 : 0, int8 ? l->head_dim : 0},
+        {bits(l->sparsity_z) | !all_zero(l->reserved, sizeof l->reserved), 0, 0},
+        {l->kv_blocks, blocks, blocks}, {l->kv_offset, kv_offset, kv_offset}};
     if (!WITHIN(r, GEMRUN_E_LAYR, index, table))
         return false;
     if (l->heads % l->kv_heads != 0)
@@ -483,8 +483,8 @@ static bool check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint6
     const range table[] = {
         {t->role, role, role}, {t->rows, rows, rows}, {t->cols, cols, cols},
         {t->rows_padded, rows_padded, rows_padded}, {t->cols_padded, cols_padded, cols_padded},
-        {t->parts, two ? 2 : 1, two ? 2 : 1}, {t->reserved0, 0, 0},
-        {!all_zero(t->reserved, sizeof t->reserved), 0, 0}, {t->layer != layer, 0, 0},
+        {t->parts, two ? 2 : 1, two ? 2 : 1},
+        {t->reserved0 | !all_zero(t->reserved, sizeof t->reserved), 0, 0}, {t->layer != layer, 0, 0},
         {t->seg_count, 1, v->segment_count}, {t->seg_first, 0, v->segment_count - t->seg_count},
         {t->seg_count, 1, t->size / GB_GROUP}};
     if (!WITHIN(r, GEMRUN_E_TENS, w->next, table))
@@ -628,7 +628,7 @@ static bool open_plan(reader *r)
             {p->kind, i + 1, i + 1}, {p->first_op, lifetimes[i][0], lifetimes[i][0]},
             {p->last_op, lifetimes[i][1], lifetimes[i][1]}, {p->size, size, size},
             {p->offset % GB_LINE, 0, 0}, {gr_add(p->offset, p->size), 0, most},
-            {p->reserved0, 0, 0}, {!all_zero(p->reserved, sizeof p->reserved), 0, 0}};
+            {p->reserved0 | !all_zero(p->reserved, sizeof p->reserved), 0, 0}};
         if (!WITHIN(r, GEMRUN_E_PLAN, i, table))
             return false;
         for (uint32_t k = 0; k < i; k++)
@@ -698,8 +698,8 @@ static bool check_test(reader *r, uint32_t index, const gb_test *t)
         bool prompt = i < GB_TEST_PROMPT;
         uint32_t id = prompt ? t->prompt[i] : t->steps[i - GB_TEST_PROMPT];
         bool used = prompt ? i < t->prompt_count : i - GB_TEST_PROMPT < t->step_count;
-        const range one[] = {{id, 0, used ? c->vocab_rows - 1 : 0}};
-        ok = WITHIN(r, GEMRUN_E_TEST, index, one);
+        uint32_t most = used ? c->vocab_rows - 1 : 0;
+        ok = id <= most || bad(r, GEMRUN_E_TEST, index, most, id);
     }
     return ok;
 }
@@ -721,7 +721,7 @@ static bool open_tests(reader *r)
     return ok;
 }
 
-/* ---- TOKN, TMPL, RAM, WHOT ---- */
+/* ---- TOKN, TMPL, PINP, RAM, WHOT ---- */
 
 static bool open_tokens(reader *r)
 {
@@ -741,6 +741,31 @@ static bool open_chat(reader *r)
         return true;
     int reason = gr_chat_open(v->image + s->offset, (size_t)s->size, v->conf.vocab_rows, &v->chat);
     return reason == GR_TOK_OK || bad(r, GEMRUN_E_TMPL, NO_RECORD, 0, (uint64_t)reason);
+}
+
+static bool open_pin(reader *r)
+{
+    gr_view *v = r->v;
+    const gb_section *s = find(r, GB_SEC_PINP);
+    gb_pin p;
+    if (!s)
+        return true;
+    if (s->size < sizeof p)
+        return bad(r, GEMRUN_E_PINP, NO_RECORD, sizeof p, s->size);
+    const uint8_t *at = v->image + s->offset;
+    memcpy(&p, at, sizeof p);
+    if (p.tokens == 0 || p.tokens >= v->conf.context)
+        return bad(r, GEMRUN_E_PINP, NO_RECORD, v->conf.context - 1, p.tokens);
+    uint64_t size = gr_pin_size(v, p.tokens), end = sizeof p + 4 * (uint64_t)p.tokens;
+    if (s->size != size || !all_zero(p.reserved, sizeof p.reserved) ||
+        !all_zero(at + end, gr_align(end, GB_LINE) - end))
+        return bad(r, GEMRUN_E_PINP, NO_RECORD, size, s->size);
+    v->pin_ids = (const uint32_t *)(const void *)(at + sizeof p);
+    v->pin_tokens = p.tokens;
+    for (uint32_t i = 0; i < p.tokens; i++)
+        if (v->pin_ids[i] >= v->conf.vocab_rows)
+            return bad(r, GEMRUN_E_PINP, i, v->conf.vocab_rows - 1, v->pin_ids[i]);
+    return true;
 }
 #endif
 
@@ -796,7 +821,7 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
 #endif
         open_tests, open_tokens,
 #ifndef GR_MINIMAL
-        open_chat,
+        open_chat, open_pin,
 #endif
         check_totals};
     memset(v, 0, sizeof *v);

@@ -66,17 +66,21 @@ static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
     return kv_type == GB_KV_INT8 && l->kv_group ? gr_mul(l->head_dim / l->kv_group, 2) : 0;
 }
 
-uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l)
+uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l)
 {
     uint32_t type = v->conf.kv_type;
     uint64_t token = gr_add(kv_codes(type, l), kv_scales(type, l));
-    uint64_t block = gr_align(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
+    return gr_align(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
+}
+
+uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l)
+{
     uint64_t blocks = gr_mul(l->kv_heads, l->kv_blocks);
     if (v->units) { /* heads lie one behind the other */
         const gb_kv_unit *last = v->units + l->unit_first + l->kv_heads - 1;
         blocks = gr_add(last->first, last->blocks);
     }
-    return gr_mul(blocks, block);
+    return gr_mul(blocks, gr_kv_block_size(v, l));
 }
 
 /* ---- arena ---- */

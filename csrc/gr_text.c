@@ -16,45 +16,64 @@ typedef enum shape { NUMBER, MASK, REAL, INDEX } shape; /* how a field's value i
 
 /* By gr_field. In a range, # is the limit. */
 static const struct {
-    uint8_t shape;
     const char *name, *range;
 } fields[GR_F_COUNT] = {
-    [GR_F_SIZE] = {NUMBER, "size", "#, the struct's sizeof"},
-    [GR_F_RESERVED] = {NUMBER, "reserved", "0"},
-    [GR_F_ALIGNED] = {MASK, "image or memory", "addresses that are multiples of #"},
-    [GR_F_MEMORY_SIZE] = {NUMBER, "memory_size", "at least #"},
-    [GR_F_WEIGHTS_CHECK] = {NUMBER, "weights_check", "0 or 1"},
-    [GR_F_FOREIGN_BOARD] = {NUMBER, "allow_foreign_board", "0 or 1"},
-    [GR_F_IGNORE_MEMORY] = {NUMBER, "ignore_memory", "0 or 1"},
-    [GR_F_LOCK_MEMORY] = {NUMBER, "lock_memory", "0 or 1"},
-    [GR_F_THREADS] = {NUMBER, "threads", "1 to #"},
-    [GR_F_THREADS_PINNED] = {NUMBER, "threads", "1 to #, the bits of the affinity mask"},
-    [GR_F_DECODE_THREADS] = {NUMBER, "decode_threads", "1 to #"},
-    [GR_F_BALANCE] = {NUMBER, "balance", "0 to #"},
-    [GR_F_HEAD] = {NUMBER, "head", "0 to #"},
-    [GR_F_AFFINITY] = {MASK, "thread_affinity", "bits of #, the cores allowed"},
-    [GR_F_BATCH] = {NUMBER, "prefill_batch_size", "1 to #"},
-    [GR_F_MAX_TOKENS] = {NUMBER, "max_tokens", "1 to #"},
-    [GR_F_SPECULATE] = {NUMBER, "speculate", "0 to #"},
-    [GR_F_REUSE] = {NUMBER, "reuse", "0 or 1"},
-    [GR_F_ON_FULL] = {NUMBER, "on_full", "0 to #"},
-    [GR_F_TEMPERATURE] = {REAL, "temperature", "0 to 100"},
-    [GR_F_TOP_P] = {REAL, "top_p", "more than 0, up to 1"},
-    [GR_F_MIN_P] = {REAL, "min_p", "0 to less than 1"},
-    [GR_F_PENALTY] = {REAL, "repetition_penalty",
+    [GR_F_SIZE] = {"size", "#, the struct's sizeof"},
+    [GR_F_RESERVED] = {"reserved", "0"},
+    [GR_F_ALIGNED] = {"image or memory", "addresses that are multiples of #"},
+    [GR_F_MEMORY_SIZE] = {"memory_size", "at least #"},
+    [GR_F_WEIGHTS_CHECK] = {"weights_check", "0 or 1"},
+    [GR_F_FOREIGN_BOARD] = {"allow_foreign_board", "0 or 1"},
+    [GR_F_IGNORE_MEMORY] = {"ignore_memory", "0 or 1"},
+    [GR_F_LOCK_MEMORY] = {"lock_memory", "0 or 1"},
+    [GR_F_THREADS] = {"threads", "1 to #"},
+    [GR_F_THREADS_PINNED] = {"threads", "1 to #, the bits of the affinity mask"},
+    [GR_F_DECODE_THREADS] = {"decode_threads", "1 to #"},
+    [GR_F_BALANCE] = {"balance", "0 to #"},
+    [GR_F_HEAD] = {"head", "0 to #"},
+    [GR_F_AFFINITY] = {"thread_affinity", "bits of #, the cores allowed"},
+    [GR_F_BATCH] = {"prefill_batch_size", "1 to #"},
+    [GR_F_MAX_TOKENS] = {"max_tokens", "1 to #"},
+    [GR_F_SPECULATE] = {"speculate", "0 to #"},
+    [GR_F_REUSE] = {"reuse", "0 or 1"},
+    [GR_F_ON_FULL] = {"on_full", "0 to #"},
+    [GR_F_TEMPERATURE] = {"temperature", "0 to 100"},
+    [GR_F_TOP_P] = {"top_p", "more than 0, up to 1"},
+    [GR_F_MIN_P] = {"min_p", "0 to less than 1"},
+    [GR_F_PENALTY] = {"repetition_penalty",
                       "more than 0, up to 100, and none that makes logits infinite"},
-    [GR_F_BANNED_COUNT] = {NUMBER, "banned_count", "0 to #"},
-    [GR_F_BIAS_COUNT] = {NUMBER, "bias_count", "0 to #"},
-    [GR_F_STOP_COUNT] = {NUMBER, "stop_string_count", "0 to #"},
-    [GR_F_STOP] = {INDEX, "stop_strings", "UTF-8 of 1 to # bytes"},
-    [GR_F_BIAS_VALUE] = {INDEX, "bias_values", "finite numbers whose sum with a logit is finite"},
-    [GR_F_BANNED] = {NUMBER, "banned", "0 to #"},
-    [GR_F_BIAS_ID] = {NUMBER, "bias_ids", "0 to #"},
-    [GR_F_TOKEN] = {NUMBER, "token id", "0 to #"},
-    [GR_F_MESSAGES] = {INDEX, "messages", "a text and a role of 0 to #"},
-    [GR_F_FLAGS] = {NUMBER, "flags", "0 to #"},
-    [GR_F_CAPACITY] = {NUMBER, "capacity", "at least #"},
+    [GR_F_BANNED_COUNT] = {"banned_count", "0 to #"},
+    [GR_F_BIAS_COUNT] = {"bias_count", "0 to #"},
+    [GR_F_STOP_COUNT] = {"stop_string_count", "0 to #"},
+    [GR_F_STOP] = {"stop_strings", "UTF-8 of 1 to # bytes"},
+    [GR_F_BIAS_VALUE] = {"bias_values", "finite numbers whose sum with a logit is finite"},
+    [GR_F_BANNED] = {"banned", "0 to #"},
+    [GR_F_BIAS_ID] = {"bias_ids", "0 to #"},
+    [GR_F_TOKEN] = {"token id", "0 to #"},
+    [GR_F_MESSAGES] = {"messages", "a text and a role of 0 to #"},
+    [GR_F_FLAGS] = {"flags", "0 to #"},
+    [GR_F_CAPACITY] = {"capacity", "at least #"},
 };
+
+static shape shape_of(uint32_t field)
+{
+    switch (field) {
+    case GR_F_ALIGNED:
+    case GR_F_AFFINITY:
+        return MASK;
+    case GR_F_TEMPERATURE:
+    case GR_F_TOP_P:
+    case GR_F_MIN_P:
+    case GR_F_PENALTY:
+        return REAL;
+    case GR_F_STOP:
+    case GR_F_BIAS_VALUE:
+    case GR_F_MESSAGES:
+        return INDEX;
+    default:
+        return NUMBER;
+    }
+}
 
 static const struct {
     int16_t code;
@@ -103,6 +122,7 @@ static const struct {
     {GEMRUN_E_CONF, RECORD, "CONF, the model's constants, breaks a rule; rebuild the file"},
     {GEMRUN_E_LAYR, RECORD, "LAYR, the layers, breaks a rule; rebuild the file"},
     {GEMRUN_E_KVMK, RECORD, "KVMK, what KV heads keep, breaks a rule; rebuild the file"},
+    {GEMRUN_E_PINP, RECORD, "PINP, the pinned prompt, breaks a rule; rebuild the file"},
     {GEMRUN_E_SEGM, RECORD, "SEGM, the weight segments, breaks a rule; rebuild the file"},
     {GEMRUN_E_TENS, RECORD, "TENS, the tensors, breaks a rule; rebuild the file"},
     {GEMRUN_E_PLAN, RECORD, "PLAN, the memory plan, breaks a rule; rebuild the file"},
@@ -193,7 +213,7 @@ static void put_real(writer *w, uint32_t bits)
 /* "<name>: <value> is out of range; use <range>" */
 static void put_field(writer *w, const gr_error *e)
 {
-    uint32_t shape = fields[e->what].shape;
+    shape shape = shape_of(e->what);
     uint64_t base = shape == MASK ? 16 : 10, found = e->found;
     put_text(w, fields[e->what].name);
     put_text(w, ": ");

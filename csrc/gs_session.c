@@ -20,6 +20,7 @@
 #include "gr_ctx.h"
 #include "gr_model.h"
 #include "gs_handle.h"
+#include "gs_pin.h"
 
 #define MAGIC "\x8bGES\r\n\x1a\n"
 enum { VERSION = 1, HEADER = 256, BUFFER = 192 << 10, PIECE = 64 << 10, TRIES = 16,
@@ -421,9 +422,8 @@ static void put(stream *s, const uint8_t *data, uint64_t size)
     memset(room_for(s, rest), 0, rest);
 }
 
-static void put_block(stream *s, const ring *r, uint32_t block)
+static void copy_block(uint8_t *to, const ring *r, uint32_t block)
 {
-    uint8_t *to = room_for(s, r->block);
     stretch run;
     memcpy(to, r->at + block * r->block, r->block);
     for (uint32_t row = 0; row < GB_KV_BLOCK; row = run.to) {
@@ -448,7 +448,7 @@ static int write_session(const gemrun_context_t *ctx, int fd)
         for (uint32_t head = 0; head < l->kv_heads; head++) {
             ring r = ring_of(e, l, head, h.tokens, h.high);
             for (uint32_t b = 0; b < r.used && !s.error; b++)
-                put_block(&s, &r, b);
+                copy_block(room_for(&s, r.block), &r, b);
         }
     }
     flush(&s);
@@ -553,6 +553,27 @@ gemrun_status gemrun_session_save(gemrun_context_t *ctx, const char *path)
     st = st == GEMRUN_OK ? save(ctx, path) : st;
     gr_leave(ctx, 0); /* the sentence is there already */
     return st;
+}
+
+/* ---- blocks for the compiler ---- */
+
+int64_t gs_session_blocks(gemrun_context_t *ctx, uint8_t *out, uint64_t capacity)
+{
+    gemrun_status st = gr_enter(ctx);
+    if (st != GEMRUN_OK)
+        return st;
+    const gr_engine *e = &ctx->e;
+    uint64_t size = kv_bytes(e, e->pos);
+    for (uint32_t i = 0; i < e->v.layer_count && size <= capacity; i++) {
+        const gb_layer *l = &e->v.layers[i];
+        for (uint32_t head = 0; head < l->kv_heads; head++) {
+            ring r = ring_of(e, l, head, e->pos, e->high);
+            for (uint32_t b = 0; b < r.used; b++, out += r.block)
+                copy_block(out, &r, b);
+        }
+    }
+    gr_leave(ctx, 0);
+    return (int64_t)size;
 }
 
 /* ---- restore ---- */

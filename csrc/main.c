@@ -588,6 +588,9 @@ static int print_info(gemrun_context_t *ctx, const options *o)
     printf("context    %u tokens compiled, %u in use; prefill %u at a time; KV %s\n", f.context,
            s.kv_size, f.chunk, kinds[f.kv_type < 3 ? f.kv_type : 0]);
     printf("chat       %s\n", f.has_chat ? "yes" : "no template");
+    if (f.pinned_prompt > 0) {
+        printf("pinned     a prompt of %llu tokens\n", (unsigned long long)f.pinned_prompt);
+    }
     printf("stop ids  ");
     for (uint32_t i = 0; i < f.stop_id_count; i++) {
         printf(" %u", f.stop_ids[i]);

@@ -185,6 +185,16 @@ class Gemmake(Word):
     "a folder, or JSONL of chats.",
 )
 @click.option(
+    "--pin-prompt",
+    default=None,
+    metavar="TEXT|@FILE",
+    help="Store keys and values of this beginning of prompts: a run need not compute it; same "
+    "answers.",
+)
+@click.option(
+    "--pin-system", is_flag=True, help="--pin-prompt is the system message of conversations."
+)
+@click.option(
     "--save-statistics",
     type=PATH,
     default=None,

@@ -1,4 +1,5 @@
-"""The engine as the compiler drives it: hidden states through layers, text to ids, test vectors."""
+"""The engine as the compiler drives it: hidden states through layers, text to ids, test vectors,
+the blocks of a pinned prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from types import TracebackType
 
 from gemmake.model import FloatRows
 from gemrun.context import Config, GemRunContext
-from gemrun.hooks import Capture, run_hidden
+from gemrun.hooks import Capture, ring_blocks, run_hidden
 
 __all__ = ["Capture", "Engine"]
 
@@ -43,6 +44,16 @@ class Engine:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without bos, control tokens taken as text."""
         return self._context.tokenize(text)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, as a run begins with them."""
+        return self._context.tokenize(text, bos=True, control=True)
+
+    def blocks_of(self, ids: Sequence[int]) -> bytes:
+        """The ring blocks of ids in an empty cache, as a pinned prompt has them."""
+        self._context.reset_kv_cache()
+        self._context.prefill(ids)
+        return ring_blocks(self._context)
 
     def test_vector(self, prompt: Sequence[int], steps: int) -> tuple[int, list[int]]:
         """Digest of the logits and the greedy ids that follow a prompt."""

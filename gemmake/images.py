@@ -144,8 +144,10 @@ def _write_weights(
 
 
 def _planned(state: State) -> State:
-    """Layout and memory plan of a small image; no budget, no template, no provenance."""
-    return plan_memory(lay_out(replace(state, tmpl=None, notes=(), inputs=(), text="")))
+    """Layout and memory plan of a small image; no budget, template, pinned prompt or provenance."""
+    return plan_memory(
+        lay_out(replace(state, tmpl=None, notes=(), inputs=(), text="", pinned=None))
+    )
 
 
 def _context_for(text_bytes: int) -> int:

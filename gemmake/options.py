@@ -92,6 +92,8 @@ class CompileOptions:
     sample_ratio: float = 0.1  # of 10,000 windows, for a sparse cache
     kv_gate: KvGate = KvGate()
     kv_minutes: float | None = None  # for measuring a sparse cache, at most; None: all windows
+    pin_prompt: str | None = None  # a text whose keys and values are stored; : that of a file
+    pin_system: bool = False  # it is a system message, not the beginning of raw prompts
     statistics: Path | None = None  # a calibration record to use (record.py)
     save_statistics: Path | None = None  # one to make with torch, and to use
     dump_after: tuple[str, ...] = ()
@@ -113,6 +115,8 @@ class CompileOptions:
                     f"{option}: serves error feedback, which this compile does not use; "
                     "use it with --quantization int4 --int4-format q4h --effort full"
                 )
+        if self.pin_system and self.pin_prompt is None:
+            raise UsageError("--pin-system: says what --pin-prompt is; give that too")
         if self.statistics is not None and self.save_statistics is not None:
             raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
         _within("--prefill-sample-ratio", self.sample_ratio, 0.001, 1, "of the windows")
@@ -145,7 +149,8 @@ class CompileOptions:
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.
 
-        The target and the calibration text stand there by their own names and hashes.
+        The target, the calibration text and a pinned prompt stand there by their own names and
+        hashes.
         """
         sparse = {
             "kv_gate": asdict(self.kv_gate),

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 
+from gemmake import pinning
 from gemmake.calibration import Calibrator, layer_weights
 from gemmake.emit import Chunk, FeedbackOf, Host, Tally, emit
 from gemmake.engine import Engine
@@ -72,15 +73,15 @@ def replaceable(path: Path, magic: bytes, what: str) -> None:
 def write(state: State, host: Host, reporter: Reporter) -> tuple[State, writer.Written, Tallies]:
     """Write artifact and listing; the state may know more behind it. Raises GemError or WriteError;
     then neither has changed."""
-    records = records_of(state, len(manifest_of(state, {})))
-    assembled = assemble.assemble(records)
-    tallies = {t.label: Tally() for t in state.stream.tensors}
     options = state.options
+    first = replace(state, pinned=None) if options.sparse else state  # pinned when it is decided
+    assembled = assemble.assemble(records_of(first, len(manifest_of(first, {}))))
+    tallies = {t.label: Tally() for t in state.stream.tensors}
     path = dense_path(options.output) if options.sparse else options.output
     with writer.ArtifactWriter(path, assembled.header, assembled.parts) as out:
         _write_weights(state, out, tallies, host, reporter)
         dump("quantise", state, tallies)
-        out.fill("MANI", manifest_of(state, tallies))
+        out.fill("MANI", manifest_of(first, tallies))
         out.seal()
         if not options.sparse:
             dump("kv_template", state, tallies)
@@ -105,7 +106,9 @@ def _write_again(
     """The artifact at `dense` with what heads keep: same weights."""
     within_budget(state, decided=True)
     target, keeps = state.options.output, state.keeps
-    again = units.rewritten(dense, target, keeps, kv_mask=state.kv_mask, notes=state.notes)
+    again = units.rewritten(
+        dense, target, keeps, kv_mask=state.kv_mask, notes=state.notes, pinned=state.pinned
+    )
     with again as out:
         return _finish(state, out, tallies, host, reporter)
 
@@ -113,10 +116,11 @@ def _write_again(
 def _finish(
     state: State, out: writer.ArtifactWriter, tallies: Tallies, host: Host, reporter: Reporter
 ) -> writer.Written:
-    """Test vectors, then the final name."""
+    """What the engine makes over the sealed image, then the final name."""
     reporter.start("making test vectors", vectors.COUNT)
     with host.clock.timed("test vectors"):
-        out.fill("TEST", _test_vectors(state, Path(out.partial), host, reporter))
+        for name, payload in _made(state, Path(out.partial), host, reporter).items():
+            out.fill(name, payload)
         out.seal()
     dump("test_vectors", state, tallies)
     beside = memmap.beside(Path(out.partial), Path(out.path))
@@ -124,8 +128,8 @@ def _finish(
         return out.finish(past_stopping)
 
 
-def _test_vectors(state: State, image: Path, host: Host, reporter: Reporter) -> bytes:
-    """TEST, made by the engine over the sealed image."""
+def _made(state: State, image: Path, host: Host, reporter: Reporter) -> dict[str, bytes]:
+    """TEST and PINP, made by the engine over the sealed image."""
     info = state.model.spec
     made = []
     with Engine(image, min(host.threads, spec.MAX_THREADS), host.baseline) as engine:
@@ -133,7 +137,7 @@ def _test_vectors(state: State, image: Path, host: Host, reporter: Reporter) -> 
             digest, ids = engine.test_vector(prompt, vectors.steps(state.options.context))
             made.append((prompt, digest, ids))
             reporter.advance()
-    return vectors.pack(made)
+        return {"TEST": vectors.pack(made), **pinning.fill(state, engine)}
 
 
 # ---- weights ----
@@ -250,6 +254,7 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
         "tokn_bytes": len(state.tokn),
         "tmpl_bytes": len(state.tmpl or b""),
         "rope_bytes": len(state.ropes),
+        "pinned_ids": list(state.pinned.ids) if state.pinned else [],
         "notes": list(state.notes),
     }
 

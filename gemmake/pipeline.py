@@ -1,7 +1,7 @@
 """The compile: ordered passes over a frozen state, then one walk over the weights.
 
-    load -> PASSES -> weights (calibrate, quantise, pack per layer) -> kv_template -> test vectors
-         -> rename
+    load -> PASSES -> weights (calibrate, quantise, pack per layer) -> kv_template -> test vectors,
+         pinned prompt -> rename
 
 Each pass is a pure function from state to state. The weights are not kept: they stream from the
 checkpoint through quantisation into the file.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmake import calibration, kvgroups, machine, output, planning, record
+from gemmake import calibration, kvgroups, machine, output, pinning, planning, record
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
@@ -89,7 +89,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("plan_memory", planning.plan_memory),
     ("budget", budget),
 )
-WEIGHT_PASSES = ("kv_groups", "quantise", "kv_template", "test_vectors")
+WEIGHT_PASSES = ("pin_prompt", "kv_groups", "quantise", "kv_template", "test_vectors")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     output.check_output(options.output, options.dump_after)
     if options.save_statistics is not None:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
+    pin_text = pinning.text_of(options)
     hdf = load_hdf(options.target)
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
@@ -128,6 +129,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     notes = model.notes + context_notes(model.spec, options)
     state = State(model, options, hdf, inputs=model.inputs, notes=notes)
     state = run_passes(with_text(state), host, reporter)
+    state = pin_prompt(state, pin_text, host)
     state = kv_groups(state, host, reporter)
     state = statistics(state, host, reporter)
     for line in log_lines(state):
@@ -172,6 +174,14 @@ def with_text(state: State) -> State:
         return state
     text, file = calibration.load_text(options)
     return replace(state, text=text, inputs=(*state.inputs, file))
+
+
+def pin_prompt(state: State, text: str | None, host: Host) -> State:
+    """The ids of a prompt that is pinned; they take room in the artifact."""
+    if text is not None:
+        state = budget(pinning.decide(state, text, host))
+    output.dump("pin_prompt", state)
+    return state
 
 
 def kv_groups(state: State, host: Host, reporter: Reporter) -> State:

@@ -13,7 +13,7 @@ from gemmake.options import CompileOptions, KvType, Quantization
 from gemmake.passes import layout, memplan, place, quant, vectors
 from gemmake.passes.budget import Memory, Remedy, check_budget
 from gemmake.state import State
-from gemrun.format import assemble, manifest, spec, writer
+from gemrun.format import assemble, manifest, pins, spec, writer
 
 LEAST_CONTEXT = 128  # tokens; the smallest context that is proposed to fit a budget
 SMALL_CHUNK = 32  # tokens of a prefill step, likewise
@@ -91,7 +91,13 @@ def records_of(
         target=state.hdf.id,
         isa=int(ISA.get(state.hdf.target.arch, spec.Isa.ANY)),
         ram_budget=state.hdf.budget_bytes(),
+        pin=pins.blank(state.conf, layers, units, state.pinned.ids) if state.pinned else b"",
     )
+
+
+def pin_size(state: State) -> int:
+    """Bytes of the section with the pinned prompt, 0 without one."""
+    return len(records_of(state, 0).pin)
 
 
 def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
@@ -112,7 +118,9 @@ def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
             inputs=[{"name": i.name, "size": i.size, "sha256": i.sha256} for i in state.inputs],
             licence=state.model.spec.licence,
             notes=state.notes,
-            options=state.options.recorded() | {"target": state.hdf.id},
+            options=state.options.recorded()
+            | {"target": state.hdf.id}
+            | (state.pinned.option if state.pinned else {}),
             units=units,
             kv_mask=state.kv_mask,
             tools={"gemmake": __version__},
@@ -165,21 +173,26 @@ def remedies(state: State) -> list[Remedy]:
     if options.quantization is not Quantization.INT4:
         steps.append(("--quantization int4", replace(options, quantization=Quantization.INT4)))
     context = options.context // 2
-    while context >= LEAST_CONTEXT:
+    while context >= _shortest(state):
         steps.append((f"--kv-cache-size {context}", replace(options, context=context)))
         context //= 2
     for name, changed in steps:
         found.append(Remedy(name, _total(state, changed)))
-    everything = _everything(options)
+    everything = _everything(options, _shortest(state))
     if len({name.split()[0] for name, _ in steps}) > 1:
         names = {name.split()[0]: name for name, _ in steps}  # the smallest context stands last
         found.append(Remedy(" ".join(names.values()), _total(state, everything)))
     return found
 
 
-def _everything(options: CompileOptions) -> CompileOptions:
+def _shortest(state: State) -> int:
+    """The smallest context to propose: a pinned prompt has to fit."""
+    return max(LEAST_CONTEXT, len(state.pinned.ids) + 2 if state.pinned else 0)
+
+
+def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
     context = options.context
-    while context // 2 >= LEAST_CONTEXT:
+    while context // 2 >= least_context:
         context //= 2
     return replace(
         options,

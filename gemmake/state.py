@@ -12,7 +12,7 @@ from gemmake.options import CompileOptions
 from gemmake.passes.layout import Stream
 from gemmake.passes.memplan import Buffer
 from gemmake.passes.place import Placement
-from gemrun.format import assemble, spec
+from gemrun.format import assemble, pins, spec
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class State:
     kv_groups: tuple[int, ...] = ()  # of each layer, where they were measured
     keeps: tuple[assemble.Keep, ...] = ()  # of each KV head, where one keeps a part
     kv_mask: Mapping[str, Any] | None = None  # how that was found, for the manifest
+    pinned: pins.Pinned | None = None  # the prompt whose keys and values are stored
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section
     tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode

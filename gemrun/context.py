@@ -126,6 +126,7 @@ class Info:
     stop_ids: tuple[int, ...]
     bos_id: int | None
     kv_type: str
+    pinned_prompt: int = 0  # its tokens; 0: none (gemmake --pin-prompt)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What gemmake's calibration asks of the engine beyond the public interface.
+"""What gemmake asks of the engine beyond the public interface.
 
 No promises: these functions serve one caller. They need numpy, which only a compile host has.
 """
@@ -99,6 +99,14 @@ def see_less(context: GemRunContext, units: Sequence[tuple[int, int, int, int]])
     with _Call(context._handle) as pointer:
         _check(lib.gemrun_internal_units(pointer, array, len(units)))
     return array
+
+
+def ring_blocks(context: GemRunContext) -> bytes:
+    """The blocks of the tokens in the cache, ring after ring, as section PINP holds them."""
+    with _Call(context._handle) as pointer:
+        out = ffi.new("uint8_t[]", _check(lib.gs_session_blocks(pointer, ffi.NULL, 0)))
+        _check(lib.gs_session_blocks(pointer, out, len(out)))
+        return bytes(ffi.buffer(out))
 
 
 def run_hidden(

@@ -80,7 +80,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("files", nargs=-1, type=FILE)
-@click.option("--run", is_flag=True, help="Replay the stored test vectors in the engine.")
+@click.option("--run", is_flag=True, help="Replay test vectors and a pinned prompt in the engine.")
 @click.option("--key", "keys", multiple=True, type=FILE, help="NAME.pub; one has to have signed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 @click.option("--diff", "pair", nargs=2, type=FILE, help="Say what differs between two artifacts.")

@@ -17,6 +17,7 @@ from gemmake.check.rules import reason
 from gemmake.errors import ArtifactError, UsageError
 from gemrun.format import memmap, reader, sizes, spec
 from gemrun.format.codes import FormatError
+from gemrun.format.pins import Pin
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.spec import Act, Block, Format, KvType, LayerFlag, Record, Role, Tensor
 from gemrun.format.writer import show
@@ -51,6 +52,7 @@ def overview(artifact: Artifact) -> Group:
         *([_units(artifact)] if artifact.units else []),
         _tensors(artifact),
         _tests(artifact),
+        *([_pin(artifact.pin)] if artifact.pin else []),
     ]
     return Group(*parts)
 
@@ -140,6 +142,12 @@ def _tests(artifact: Artifact) -> Table:
     table = _table("Test vectors", "prompt", "steps", "digest")
     for test in artifact.tests:
         table.add_row(str(test.prompt_count), str(test.step_count), f"{test.digest:016x}")
+    return table
+
+
+def _pin(pin: Pin) -> Table:
+    table = _table("Pinned prompt", "tokens", "ids")
+    table.add_row(str(len(pin.ids)), " ".join(map(str, pin.ids)))
     return table
 
 

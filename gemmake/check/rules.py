@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmake.check import masks, weights
+from gemmake.check import masks, pinned, weights
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
-from gemrun.format import manifest, sign, sizes, spec
+from gemrun.format import manifest, pins, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
@@ -373,6 +373,27 @@ class Vectors(Rule):
         return self.ok(f"Test vectors: {len(tests)} of {len(tests)} replayed, same answer")
 
 
+class Pinned(Rule):
+    """The keys and values of a pinned prompt: numbers that can be; with --run, the right ones."""
+
+    id = "pinned-prompt"
+    hint = "compile again; the bytes did not come from gemmake"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """Computes them again where the test vectors are replayed, too."""
+        pin = subject.artifact.pin
+        if pin is None:
+            return None
+        problem = pinned.problem(subject.artifact)
+        if not problem and subject.run is not None:
+            problem = pinned.replay(subject.artifact, subject.path)
+        if problem:
+            return self.fail(f"Pinned prompt: {problem}")
+        size = subject.artifact.sections[pins.NAME].size
+        how = "" if subject.run is None else ", computed again: the same bytes"
+        return self.ok(f"Pinned prompt: {len(pin.ids)} tokens, {_mb(size)}{how}")
+
+
 RULES: tuple[Rule, ...] = (
     SignatureRule(),
     Integrity(),
@@ -385,6 +406,7 @@ RULES: tuple[Rule, ...] = (
     StopIds(),
     Chat(),
     Vectors(),
+    Pinned(),
 )
 
 

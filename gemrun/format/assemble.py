@@ -38,6 +38,7 @@ class Records:
     isa_features: int = 0
     ram_budget: int = 0  # bytes, 0 = not stated
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
+    pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def assemble(records: Records) -> Assembled:
         writer.section_part("ROPE", records.rope),
         writer.section_part("THRM", records.thermal.pack()),
         writer.section_part("TEST", records.tests),
+        *([writer.section_part("PINP", records.pin)] if records.pin else []),
         writer.section_part("HDFJ", records.hdf),
         Part("MANI", manifest)
         if isinstance(manifest, int)

@@ -43,6 +43,7 @@ class Code(IntEnum):
     SHA256 = -48
     MANIFEST = -49
     KVMK = -50
+    PINP = -51
 
 
 class FormatError(ValueError):

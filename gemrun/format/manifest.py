@@ -10,7 +10,8 @@ Keys (all but kv_mask present, ascending):
     licence     text, as the checkpoint states it
     model       {name, family, hidden, vocab_rows, layers, trained_context}
     notes       [text] sentences for people: dropped tensors, ties, warnings of the compile
-    options     {option: value} of the compile, resolved
+    options     {option: value} of the compile, resolved; pin_prompt {tokens, ..} exactly where a
+                prompt is pinned: its tokens, whatever else is said about it
     tensors     [{name, role, layer, format: [[format, groups], ..], shape: [rows, cols],
                 report: {measure: float}}] in the order of TENS
     tools       {tool: version}
@@ -26,7 +27,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from gemrun.format import sizes, spec
+from gemrun.format import pins, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.spec import Conf, Format, KvType, KvUnit, Layer, Role, Segment, Tensor
 
@@ -237,6 +238,17 @@ def check(
         report = entry.get("report")
         if not isinstance(report, dict) or not all(isinstance(v, float) for v in report.values()):
             _malformed(f"tensors[{index}].report", "a map of floats", report)
+
+
+def check_pin(manifest: Mapping[str, Any], tokens: int | None) -> None:
+    """Compare what the options say about a pinned prompt with the tokens of PINP; None: there is no
+    such section. FormatError(MANIFEST)."""
+    told = manifest["options"].get(pins.OPTION)
+    if told is not None and not isinstance(told, dict):
+        _malformed(f"options.{pins.OPTION}", "a map", told)
+    found = None if told is None else told.get("tokens")
+    if found != tokens:
+        _differs(f"options.{pins.OPTION}.tokens", tokens, found)
 
 
 def _check_shapes(manifest: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def megabytes(size: int) -> str:
 def _sections(artifact: Artifact) -> Iterator[Row]:
     for name, entry in artifact.sections.items():
         align = spec.WEIGHT_ALIGN if name == "WHOT" else spec.ALIGN
-        last = "run" if name in ("WHOT", "TOKN", "TMPL", "ROPE") else "open"
+        last = "run" if name in ("WHOT", "TOKN", "TMPL", "ROPE", "PINP") else "open"
         python = name in ("HDFJ", "MANI")
         owner = "tools" if python else "engine"
         place = (f"{entry.offset:#x}", str(entry.size), str(align))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from gemrun.format import manifest as manifest_
-from gemrun.format import records, sizes, spec, tokens, writer
+from gemrun.format import pins, records, sizes, spec, tokens, writer
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.files import open_regular
 from gemrun.format.spec import (
@@ -59,6 +59,7 @@ class Records:
     tests: tuple[TestVector, ...]
     tokenizer: tokens.Tokenizer
     template: tokens.Template | None
+    pin: pins.Pin | None
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
         manifest_.check(
             manifest, found.conf, found.layers, found.tensors, found.segments, found.units
         )
+        manifest_.check_pin(manifest, None if found.pin is None else len(found.pin.ids))
     return Artifact(
         header=header,
         signature=signature,
@@ -374,8 +376,22 @@ def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
     template = None
     if "TMPL" in sections:
         template = tokens.read_tmpl(_part(image, sections["TMPL"]), conf.vocab_rows)
+    pin = None
+    if pins.NAME in sections:
+        pin = pins.read(conf, layers, units, _part(image, sections[pins.NAME]))
     return Records(
-        conf, layers, units, tensors, segments, plans, ropes, thermal, tests, tokenizer, template
+        conf,
+        layers,
+        units,
+        tensors,
+        segments,
+        plans,
+        ropes,
+        thermal,
+        tests,
+        tokenizer,
+        template,
+        pin,
     )
 
 

@@ -65,11 +65,12 @@ SECTIONS = (
     "ROPE",
     "THRM",
     "TEST",
+    "PINP",
     "HDFJ",
     "MANI",
     "WHOT",
 )
-OPTIONAL_SECTIONS = frozenset({"TMPL"})
+OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
 MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK
 
 
@@ -516,6 +517,14 @@ class TestVector(Record):
     prompt: tuple[int, ...] = field_of("400I")
     steps: tuple[int, ...] = field_of("64I")
     reserved: bytes = field_of("176s")
+
+
+@dataclass(frozen=True)
+class Pin(Record):
+    """The head of PINP, before the ids and the ring blocks of a pinned prompt."""
+
+    tokens: int = field_of("I")
+    reserved: bytes = field_of("60s")
 
 
 # What the sections that are arrays hold.

@@ -6,6 +6,7 @@
 
 The units are those of csrc/FORMAT.md, KVMK: (sink, recent) blocks of every KV head, in order of
 layers, then heads; (0, 0) keeps everything. Where all do, the result is the dense artifact.
+A pinned prompt is left out: its keys and values were computed with the units of the source.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gemrun.format import assemble, manifest, spec, writer
+from gemrun.format import assemble, manifest, pins, spec, writer
 from gemrun.format.assemble import Keep
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
@@ -59,18 +60,20 @@ def rewritten(
     *,
     kv_mask: Mapping[str, Any] | None = None,
     notes: Sequence[str] | None = None,
+    pinned: pins.Pinned | None = None,
 ) -> Iterator[writer.ArtifactWriter]:
     """A sealed `.partial` of the artifact with other units and blank test vectors.
 
     `kv_mask` is the manifest's entry of that name, without it there is none; `notes` replace those
-    of the source. FormatError for a source that is damaged or newer than this, and for units that
-    FORMAT.md refuses; ValueError for another number of them; WriteError as the writer has it.
+    of the source; room is reserved for the blocks of a `pinned` prompt (PINP). FormatError for a
+    source that is damaged or newer than this, and for units that FORMAT.md refuses; ValueError for
+    another number of them; WriteError as the writer has it.
     """
     with read_artifact(source, verify="fast") as artifact:
         _refuse_newer(artifact)
         told: dict[str, Any] = {} if kv_mask is None else {manifest.KV_MASK: dict(kv_mask)}
         told |= {} if notes is None else {"notes": list(notes)}
-        done = assemble.assemble(records_of(artifact, keeps, told))
+        done = assemble.assemble(records_of(artifact, keeps, told, pinned))
         same = {n: getattr(artifact.header, n) for n in ("target", "optional_features")}
         header = replace(done.header, **same)
         with writer.ArtifactWriter(target, header, done.parts) as out:
@@ -80,14 +83,19 @@ def rewritten(
 
 
 def records_of(
-    artifact: Artifact, keeps: Sequence[Keep], changed: Mapping[str, Any]
+    artifact: Artifact,
+    keeps: Sequence[Keep],
+    changed: Mapping[str, Any],
+    pinned: pins.Pinned | None = None,
 ) -> assemble.Records:
-    """What `assemble` takes: the records of an artifact, with other units, blank tests and some
-    entries of the manifest `changed`."""
+    """What `assemble` takes: the records of an artifact, with other units, blank tests, a blank
+    `pinned` prompt or none, and some entries of the manifest `changed`."""
     header, conf = artifact.header, artifact.conf
     layers, units = assemble.place_units(conf, artifact.layers, keeps)
     start = artifact.sections["WHOT"].offset
     told = {k: v for k, v in artifact.manifest.items() if k != manifest.KV_MASK}
+    options = {k: v for k, v in told["options"].items() if k != pins.OPTION}
+    told["options"] = options | (pinned.option if pinned else {})
     told |= {"kv": manifest.kv_entry(conf, layers, units), **changed}
     return assemble.Records(
         conf=conf,
@@ -109,6 +117,7 @@ def records_of(
         isa_features=header.isa_features,
         ram_budget=header.ram_budget,
         units=units,
+        pin=pins.blank(conf, layers, units, pinned.ids) if pinned else b"",
     )
 
 

@@ -80,7 +80,9 @@ def test_inspect_takes_the_names_of_the_checkpoint(
         assert "gate_up" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["tiny-int4", "tiny-f16", "tiny-q4raw", "tiny-kvmask"])
+@pytest.mark.parametrize(
+    "name", ["tiny-int4", "tiny-f16", "tiny-q4raw", "tiny-kvmask", "tiny-pinned"]
+)
 def test_golden_vectors_give_the_same_answer(name: str) -> None:
     done = gemcheck("--run", GOLDEN / "v1.0" / f"{name}.gembin")
     assert done.returncode == 0, done.stdout + done.stderr

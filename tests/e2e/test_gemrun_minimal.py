@@ -46,7 +46,12 @@ FEATURE_FLOAT = 0x10 | 0x40  # float matrices, float KV cache
 FEATURE_MASK = 0x80  # KV heads that keep a part
 KV_TYPE = 32  # offset in CONF
 KERNEL, THREADS = -10, -8  # gemrun.h
-UNREAD = {Code.THRM, Code.TMPL, Code.TOKN}  # sections that it reads in part, or not at all
+UNREAD = {
+    Code.THRM,
+    Code.TMPL,
+    Code.TOKN,
+    Code.PINP,
+}  # sections that it reads in part, or not at all
 FAMILIES = {
     "gemma2": ("--quantization", "int4"),
     "gemma3": ("--quantization", "int4"),
@@ -181,6 +186,17 @@ def test_an_artifact_with_kvmk_is_refused(minimal: ctypes.CDLL) -> None:
     assert status(minimal, bytes(reseal(image))) == Code.MISSING
 
 
+def test_a_pinned_prompt_is_left_alone(minimal: ctypes.CDLL) -> None:
+    """It computes every prompt: nothing of the section is used, its checksum is compared."""
+    image = bytearray(golden("tiny-pinned"))
+    assert status(minimal, bytes(image)) == 0
+    place = section_range(image, find(image, "PINP"))
+    assert place is not None
+    image[place[0]] ^= 0xFF
+    assert status(minimal, bytes(image)) == Code.SECTION_CRC
+    assert status(minimal, bytes(reseal(image))) == 0
+
+
 def test_settings_that_it_lacks_are_refused(minimal: ctypes.CDLL) -> None:
     path = str(GOLDEN / "v1.0" / "tiny-int4.gembin").encode()
     codes = [minimal.t_refused(path, which) for which in range(6)]
@@ -225,7 +241,7 @@ def test_damage_gets_the_code_of_the_full_engine(
     image, rng = golden("tiny-int4"), random.Random(11)
     images = list(mutations(image, 400, random.Random("minimal")))
     images += [image[:length] for length in range(0, len(image), 4096)]
-    for section in (s for s in spec.SECTIONS if s != spec.MASK_SECTION):
+    for section in (s for s in spec.SECTIONS if s not in (spec.MASK_SECTION, "PINP")):
         place = section_range(image, find(image, section))
         assert place is not None
         for _ in range(60):

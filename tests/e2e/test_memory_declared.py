@@ -24,6 +24,7 @@ CASES = {
     "gemma3-int4-int8": ("gemma3", "--quantization", "int4", "--kv-cache-size", "256"),
     "smollm2-int8-dense": ("smollm2", "--quantization", "int8", "--kv-cache-type", "dense"),
     "qwen3-none-int8": ("qwen3", "--quantization", "none", "--kv-cache-size", "128"),
+    "gemma3-pinned": ("gemma3", "--kv-cache-size", "256", "--pin-prompt", "abcdefgh" * 15),
 }
 Artifact = Callable[[str], Path]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gemrun.format import assemble, manifest, sizes, spec, writer
+from gemrun.format import assemble, manifest, pins, sizes, spec, writer
 from gemrun.format.spec import (
     Conf,
     ConfFlag,
@@ -55,6 +55,7 @@ class Kind:
     kv_heads: int = 1
     keeps: tuple[assemble.Keep, ...] = ()  # of every KV head, where one keeps a part
     prompt: int = 40  # ids of the second test vector
+    pin: tuple[int, ...] = ()  # ids of a pinned prompt
 
 
 INT4 = Kind("tiny-int4", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, True, Format.Q8)
@@ -65,7 +66,16 @@ MASKED = Kind(
     "tiny-kvmask", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
     context=160, kv_heads=2, keeps=((0, 0), (0, 0), (1, 1), (0, 0)), prompt=140,
 )  # fmt: skip
-KINDS = (INT4, FLOAT, RAW, MASKED)
+# A prompt of 100 tokens is pinned: the window's ring of two blocks has gone on over its beginning.
+PIN_TEXT = (
+    "Conveyor seven halts as soon as a sensor on bay four reports a box; call dock two, "
+    "and go on soon. "
+)
+PINNED = Kind(
+    "tiny-pinned", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
+    context=160, kv_heads=2, prompt=140, pin=(VOCAB - 2, *PIN_TEXT.encode()),
+)  # fmt: skip
+KINDS = (INT4, FLOAT, RAW, MASKED, PINNED)
 
 
 @dataclass(frozen=True)
@@ -436,13 +446,20 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
         hdf_sha256=digest,
         manifest=manifest.encode(
             manifest.build(
-                conf, rings, entries, licence="Apache-2.0", tools={"golden": "1"}, units=units
+                conf,
+                rings,
+                entries,
+                licence="Apache-2.0",
+                tools={"golden": "1"},
+                units=units,
+                options=pins.Pinned(kind.pin).option if kind.pin else {},
             )
         ),
         weights_size=size,
         target="generic-x86-64",
         isa=int(spec.Isa.X86_64),
         units=units,
+        pin=pins.blank(conf, rings, units, kind.pin) if kind.pin else b"",
     )
     return Golden(records, tuple(weights(placed, stream.segments, kind.name)))
 
@@ -462,9 +479,12 @@ def weights(placed: tuple[Tensor, ...], segments: list[Segment], seed: str) -> l
 
 
 def write(
-    golden: Golden, path: Path, fill: Callable[[Path], bytes] | None = None
+    golden: Golden,
+    path: Path,
+    fill: Callable[[Path], bytes] | None = None,
+    pin: Callable[[Path], bytes] | None = None,
 ) -> writer.Written:
-    """Write a golden model; `fill` makes the TEST records from the sealed file."""
+    """Write a golden model; `fill` makes the TEST records from the sealed file, `pin` PINP."""
     done = assemble.assemble(golden.records)
     with writer.ArtifactWriter(path, done.header, done.parts) as out:
         for chunk in golden.chunks:
@@ -472,6 +492,9 @@ def write(
         if fill is not None:
             out.seal()
             out.fill("TEST", fill(Path(out.partial)))
+        if pin is not None:
+            out.seal()
+            out.fill(pins.NAME, pin(Path(out.partial)))
         return out.finish()
 
 
@@ -493,6 +516,16 @@ def run_tests(image: Path, prompt: int = 40) -> bytes:
     return out
 
 
+def run_pin(image: Path, ids: tuple[int, ...]) -> bytes:
+    """PINP as the engine makes it."""
+    from gemrun import GemRunContext
+    from gemrun.hooks import ring_blocks
+
+    with GemRunContext(image, threads=1, ignore_memory=True) as engine:
+        engine.prefill(ids)
+        return pins.section(ids, ring_blocks(engine))
+
+
 def main() -> None:
     """Write all golden files below the folder that is named."""
     from golden.refused import write_refused
@@ -502,7 +535,8 @@ def main() -> None:
     good.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         fill = partial(run_tests, prompt=kind.prompt)
-        write(build(kind), good / f"{kind.name}.gembin", fill)
+        pin = partial(run_pin, ids=kind.pin) if kind.pin else None
+        write(build(kind), good / f"{kind.name}.gembin", fill, pin)
     write_refused(good, folder / "refused")
 
 

@@ -187,8 +187,22 @@ MASK_DEFECTS: dict[str, dict[str, Defect]] = {
         "three-units": shortened,
     },
 }
+# The same for an artifact with PINP: 100 ids of 264 rows in a context of 160.
+PIN_DEFECTS: dict[str, dict[str, Defect]] = {
+    "PINP": {
+        "tokens-0": record("PINP", 0, "I", 0),
+        "tokens-context": record("PINP", 0, "I", 160),
+        "tokens-wrap": record("PINP", 0, "I", 2**32 - 1),
+        "one-less": record("PINP", 0, "I", 99),
+        "a-block-more": record("PINP", 0, "I", 129),
+        "reserved": record("PINP", 60, "I", 1),
+        "id": record("PINP", 64 + 4 * 99, "I", 264),
+        "behind-ids": record("PINP", 64 + 4 * 100, "I", 1),
+    },
+    "MANIFEST": {"one-id-more": record("PINP", 0, "I", 101), "no-pin": without("PINP")},
+}
 #: Golden artifact -> what is done to it.
-BASES = {"tiny-int4": DEFECTS, "tiny-kvmask": MASK_DEFECTS}
+BASES = {"tiny-int4": DEFECTS, "tiny-kvmask": MASK_DEFECTS, "tiny-pinned": PIN_DEFECTS}
 
 
 def damaged(good: Path) -> dict[str, bytes]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import collections
 import random
 import struct
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fuzz.mutate import entries, find, mutations, reseal, section_range
-from gemrun.format import assemble, spec, writer
+from gemrun.format import assemble, pins, spec, writer
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import read_artifact
 from golden import make, refused
@@ -347,6 +348,58 @@ def test_unit_first_follows_from_the_layers(engine: EngineReader) -> None:
                 wanted = 0 if value == right[layer] else Code.LAYR
                 tally.case(bytes(reseal(raw)), f"{name}, layer {layer}: {value:#x}", {wanted})
     tally.report()
+
+
+# ---- PINP ----
+PINNED, PIN_TOKENS = "tiny-pinned", 100
+
+
+def test_every_word_of_a_pinned_prompt(engine: EngineReader) -> None:
+    """Its head and ids; small counts too, as a wrong one is near the right one."""
+    image = image_of(PINNED)
+    tally = Tally(engine, "words of PINP")
+    place = section_range(image, find(image, "PINP"))
+    assert place is not None
+    rows = make.VOCAB
+    for at in range(0, 64 + 448, 4):
+        for value in (*range(3), *range(96, 132), rows - 1, rows, *EXTREMES[2:]):
+            raw = bytearray(image)
+            struct.pack_into("<I", raw, place[0] + at, value)
+            if at == 0:  # one more id of zero leaves every size as it is
+                good = value in range(PIN_TOKENS, 113)
+            elif 64 <= at < 64 + 4 * PIN_TOKENS:
+                good = value < rows
+            else:
+                good = value == 0
+            wanted = {0} if good else {Code.PINP}
+            tally.case(bytes(reseal(raw)), f"PINP+{at} = {value:#x}", wanted)
+    tally.report()
+
+
+def test_a_pinned_prompt_and_another_ring_do_not_fit(engine: EngineReader) -> None:
+    """Its size follows from what the records say about rings, whatever else is right."""
+    tally = Tally(engine, "PINP and the rings")
+    golden = make.build(make.PINNED)
+    for tokens in (1, 31, 32, 33, 64, 65, 100, 159, 160):
+        pin = pins.blank(golden.records.conf, golden.records.layers, (), [1] * tokens)
+        for keeps in ((), ((0, 0), (0, 0), (1, 1), (0, 0))):
+            layers, units = assemble.place_units(golden.records.conf, golden.records.layers, keeps)
+            told = {"layers": layers, "units": units, "pin": pin}
+            done = assemble.assemble(replace(golden.records, **told))
+            parts = [replace(p, data=golden.chunks) if p.type == "WHOT" else p for p in done.parts]
+            same = len(pin) == pins.size(golden.records.conf, layers, units, tokens)
+            image = written(done.header, parts)
+            good = same and tokens < golden.records.conf.context
+            tally.case(image, f"{tokens} tokens, {keeps}", {0} if good else {Code.PINP})
+    tally.report()
+
+
+def written(header: spec.Header, parts: Sequence[writer.Part]) -> bytes:
+    """The bytes of an artifact."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        writer.write_artifact(path, header, parts)
+        return path.read_bytes()
 
 
 def test_the_first_broken_rule_is_reported(engine: EngineReader) -> None:

@@ -27,6 +27,7 @@ RECORDS = {
     "gb_rope": spec.Rope,
     "gb_thermal": spec.Thermal,
     "gb_test": spec.TestVector,
+    "gb_pin": spec.Pin,
 }
 ENUMS: dict[str, type[IntEnum]] = {
     "GB_SECF_": spec.SectionFlag,  # type: ignore[dict-item]
