@@ -1,8 +1,8 @@
 /* gr_kv.c: keys and values, the ring of every layer and the store of the chunk in progress.
  *
  * A layer's ring is [kv head][block]; a block holds 32 tokens of one head: K codes, K scales, V
- * codes, V scales. Position p stands in block (p / 32) mod blocks; a head that keeps a part has its
- * first blocks, the sink, before its ring. The ring is written after the whole chunk has attended,
+ * codes (of 4 bits in some heads), V scales. Position p stands in block (p / 32) mod blocks; a head
+ * that keeps a part has its first blocks, the sink, before its ring. The ring is written after the whole chunk has attended,
  * so a chunk never evicts what its own first tokens see. */
 #include "gr_model.h"
 
@@ -21,12 +21,13 @@ static uint32_t scale_count(const gr_engine *e, const gb_layer *l)
     return e->v.conf.kv_type == GB_KV_INT8 ? l->head_dim / l->kv_group : 0;
 }
 
-static gr_kv_block block_of(const gr_engine *e, const gb_layer *l)
+static gr_kv_block block_of(const gr_engine *e, const gb_layer *l, uint32_t flags)
 {
     size_t codes = (size_t)GB_KV_BLOCK * l->head_dim * element_size(e->v.conf.kv_type);
     size_t scales = (size_t)GB_KV_BLOCK * scale_count(e, l) * sizeof(uint16_t);
-    return (gr_kv_block){.size = gr_round_up(2 * (codes + scales), GB_LINE),
-                         .ks = codes, .v = codes + scales, .vs = 2 * codes + scales};
+    size_t values = flags & GB_UNITF_VALUE4 ? codes / 2 : codes;
+    return (gr_kv_block){.size = codes + values + 2 * scales, /* whole lines: gr_kv_block_size */
+                         .ks = codes, .v = codes + scales, .vs = codes + scales + values};
 }
 
 static gb_kv_unit unit_of(const gr_engine *e, const gb_layer *l, uint32_t head)
@@ -45,8 +46,43 @@ static uint8_t *ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_un
                            uint32_t position, size_t size)
 {
     uint32_t block = position / GB_KV_BLOCK, ring = u->blocks - u->sink;
-    size_t index = u->first + (block < u->sink ? block : u->sink + (block - u->sink) % ring);
-    return e->kv + l->kv_offset + index * size;
+    size_t index = block < u->sink ? block : u->sink + (block - u->sink) % ring;
+    bool lines = (e->v.header.required_features & GB_REQ_KV_VALUE4) != 0;
+    size_t step = lines ? GB_LINE : block_of(e, l, 0).size; /* as gr_kv_step */
+    return e->kv + l->kv_offset + u->first * step + index * size;
+}
+
+/* ---- values of 4 bits: every 17th code. A byte holds value i, and value i + half above ---- */
+
+static void pack(const int8_t *codes, uint8_t *to, uint32_t half)
+{
+    for (uint32_t i = 0; i < half; i++)
+        to[i] = (uint8_t)((codes[i] + 127) / 17 | (codes[half + i] + 127) / 17 << 4);
+}
+
+static inline void unpack_some(const uint8_t *from, int8_t *codes, uint32_t half, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t low = from[i] & 15, high = from[i] >> 4;
+        codes[i] = (int8_t)(17 * low - 119);
+        codes[half + i] = (int8_t)(17 * high - 119);
+    }
+}
+
+static void unpack(const uint8_t *restrict from, int8_t *restrict codes, uint32_t half)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= half; i += 16) /* a known number: vectorised */
+        unpack_some(from + i, codes + i, half, 16);
+    unpack_some(from + i, codes + i, half, half - i);
+}
+
+void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values)
+{
+    for (uint32_t p = 0; p < s->count; p++)
+        unpack((const uint8_t *)s->v + (size_t)p * dim / 2, values + (size_t)p * dim, dim / 2);
+    s->v = values;
+    s->next = 0;
 }
 
 gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
@@ -54,7 +90,7 @@ gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
     uint32_t end = position + 1;
     if (u->recent > 0) { /* whole blocks: a sum's lanes are the same with a gap before them */
         end = (uint32_t)gr_round_up(end, GB_KV_BLOCK);
-        window = u->recent * GB_KV_BLOCK;
+        window = (uint32_t)u->recent * GB_KV_BLOCK;
     }
     uint32_t from = window && end > window ? end - window : 0, sink = u->sink * GB_KV_BLOCK;
     return u->recent > 0 && from <= sink ? (gr_seen){0, 0} : (gr_seen){sink, from};
@@ -85,9 +121,15 @@ bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t token
     gr_kv_chunk c = gr_kv_chunk_of(e, l);
     size_t row = (size_t)token * l->kv_heads + head;
     uint8_t *to = (value ? c.v : c.k) + row * l->head_dim * c.element;
-    if (e->v.conf.kv_type == GB_KV_INT8)
-        return e->kern->quantise(x, l->head_dim, l->kv_group, (int8_t *)to,
-                                 (value ? c.vs : c.ks) + row * c.scales);
+    if (e->v.conf.kv_type == GB_KV_INT8) {
+        int8_t *codes = (int8_t *)to;
+        bool ok = e->kern->quantise(x, l->head_dim, l->kv_group, codes,
+                                    (value ? c.vs : c.ks) + row * c.scales);
+        bool value4 = value && unit_of(e, l, head).flags & GB_UNITF_VALUE4;
+        for (uint32_t i = 0; value4 && i < l->head_dim; i++) /* as it comes back from the ring */
+            codes[i] = (int8_t)((codes[i] + 127) / 17 * 17 - 119);
+        return ok;
+    }
     if (e->v.conf.kv_type == GB_KV_F32) {
         memcpy(to, x, l->head_dim * sizeof *x);
         return e->kern->finite(x, l->head_dim);
@@ -118,14 +160,15 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
         s.count = end - position;
         return s;
     }
-    gr_kv_block b = block_of(e, l);
     const gb_kv_unit u = unit_of(e, l, head);
+    gr_kv_block b = block_of(e, l, u.flags);
     const uint8_t *block = ring_block(e, l, &u, position, b.size);
     uint32_t slot = position % GB_KV_BLOCK, room = GB_KV_BLOCK - slot;
     size_t at = (size_t)slot * l->head_dim * element_size(e->v.conf.kv_type);
     end = end < e->pos ? end : e->pos;
     s.k = block + at;
-    s.v = block + b.v + at;
+    s.packed = u.flags & GB_UNITF_VALUE4;
+    s.v = block + b.v + (s.packed ? at / 2 : at);
     s.ks = (const uint16_t *)(const void *)(block + b.ks) + slot * scales;
     s.vs = (const uint16_t *)(const void *)(block + b.vs) + slot * scales;
     s.count = end - position < room ? end - position : room;
@@ -136,10 +179,10 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
 void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
 {
     gr_kv_chunk c = gr_kv_chunk_of(e, l);
-    gr_kv_block b = block_of(e, l);
     size_t codes = (size_t)l->head_dim * c.element, scales = c.scales * sizeof(uint16_t);
     for (uint32_t h = 0; h < l->kv_heads; h++) {
         const gb_kv_unit u = unit_of(e, l, h);
+        gr_kv_block b = block_of(e, l, u.flags);
         uint32_t sink = u.sink * GB_KV_BLOCK, capacity = ring_positions(&u);
         for (uint32_t t = 0; t < count; t++) {
             if (e->pos + t >= sink && count - t > capacity)
@@ -148,7 +191,10 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count)
             size_t row = (size_t)t * l->kv_heads + h;
             uint8_t *block = ring_block(e, l, &u, e->pos + t, b.size);
             memcpy(block + slot * codes, c.k + row * codes, codes);
-            memcpy(block + b.v + slot * codes, c.v + row * codes, codes);
+            if (u.flags & GB_UNITF_VALUE4)
+                pack((int8_t *)c.v + row * codes, block + b.v + slot * codes / 2, l->head_dim / 2);
+            else
+                memcpy(block + b.v + slot * codes, c.v + row * codes, codes);
             memcpy(block + b.ks + slot * scales, c.ks + row * c.scales, scales);
             memcpy(block + b.vs + slot * scales, c.vs + row * c.scales, scales);
         }

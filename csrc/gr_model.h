@@ -28,6 +28,8 @@ gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
                    uint32_t end);
+/* The values of a packed span in `values` [GB_KV_BLOCK][dim]: now it is one for a kernel. */
+void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values);
 /* The chunk's K and V go to the ring; of a chunk longer than the ring only what fits. */
 void gr_kv_store(const gr_engine *e, const gb_layer *l, uint32_t count);
 /* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */

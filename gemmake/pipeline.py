@@ -89,7 +89,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("plan_memory", planning.plan_memory),
     ("budget", budget),
 )
-WEIGHT_PASSES = ("kv_groups", "quantise", "kv_template", "test_vectors")
+WEIGHT_PASSES = ("kv_groups", "quantise", "kv_template", "kv_values", "test_vectors")
 
 
 @dataclass(frozen=True)

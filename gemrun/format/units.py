@@ -31,12 +31,19 @@ def keeps_of(artifact: Artifact) -> tuple[Keep, ...]:
     return tuple((unit.sink, unit.recent) for unit in artifact.units)
 
 
+def value4_of(artifact: Artifact) -> tuple[bool, ...]:
+    """Whether the values of every KV head have 4 bits; empty where there is no KVMK."""
+    return tuple(unit.value4 for unit in artifact.units)
+
+
 def with_units(
     source: Source,
     target: writer.PathLike,
     keeps: Sequence[Keep],
     *,
+    value4: Sequence[bool] = (),
     kv_mask: Mapping[str, Any] | None = None,
+    kv_values: Mapping[str, Any] | None = None,
     notes: Sequence[str] | None = None,
     fill: Callable[[Path], bytes] | None = None,
 ) -> writer.Written:
@@ -45,7 +52,10 @@ def with_units(
     `fill` makes the TEST records from the sealed file; without it they are blank. The rest is as
     in `rewritten`.
     """
-    with rewritten(source, target, keeps, kv_mask=kv_mask, notes=notes) as out:
+    again = rewritten(
+        source, target, keeps, value4=value4, kv_mask=kv_mask, kv_values=kv_values, notes=notes
+    )
+    with again as out:
         if fill is not None:
             out.fill("TEST", fill(Path(out.partial)))
         return out.finish()
@@ -57,20 +67,24 @@ def rewritten(
     target: writer.PathLike,
     keeps: Sequence[Keep],
     *,
+    value4: Sequence[bool] = (),
     kv_mask: Mapping[str, Any] | None = None,
+    kv_values: Mapping[str, Any] | None = None,
     notes: Sequence[str] | None = None,
 ) -> Iterator[writer.ArtifactWriter]:
     """A sealed `.partial` of the artifact with other units and blank test vectors.
 
-    `kv_mask` is the manifest's entry of that name, without it there is none; `notes` replace those
-    of the source. FormatError for a source that is damaged or newer than this, and for units that
-    FORMAT.md refuses; ValueError for another number of them; WriteError as the writer has it.
+    `kv_mask` and `kv_values` are the manifest's entries of those names, without them there are
+    none; `notes` replace those of the source. FormatError for a source that is damaged or newer
+    than this, and for units that FORMAT.md refuses; ValueError for another number of them;
+    WriteError as the writer has it.
     """
     with read_artifact(source, verify="fast") as artifact:
         _refuse_newer(artifact)
         told: dict[str, Any] = {} if kv_mask is None else {manifest.KV_MASK: dict(kv_mask)}
+        told |= {} if kv_values is None else {manifest.KV_VALUES: dict(kv_values)}
         told |= {} if notes is None else {"notes": list(notes)}
-        done = assemble.assemble(records_of(artifact, keeps, told))
+        done = assemble.assemble(records_of(artifact, keeps, told, value4))
         same = {n: getattr(artifact.header, n) for n in ("target", "optional_features")}
         header = replace(done.header, **same)
         with writer.ArtifactWriter(target, header, done.parts) as out:
@@ -80,14 +94,17 @@ def rewritten(
 
 
 def records_of(
-    artifact: Artifact, keeps: Sequence[Keep], changed: Mapping[str, Any]
+    artifact: Artifact,
+    keeps: Sequence[Keep],
+    changed: Mapping[str, Any],
+    value4: Sequence[bool] = (),
 ) -> assemble.Records:
     """What `assemble` takes: the records of an artifact, with other units, blank tests and some
     entries of the manifest `changed`."""
     header, conf = artifact.header, artifact.conf
-    layers, units = assemble.place_units(conf, artifact.layers, keeps)
+    layers, units = assemble.place_units(conf, artifact.layers, keeps, value4)
     start = artifact.sections["WHOT"].offset
-    told = {k: v for k, v in artifact.manifest.items() if k != manifest.KV_MASK}
+    told = {k: v for k, v in artifact.manifest.items() if k not in manifest.OPTIONAL}
     told |= {"kv": manifest.kv_entry(conf, layers, units), **changed}
     return assemble.Records(
         conf=conf,
