@@ -171,12 +171,12 @@ class CompileOptions:
 
         The target and the calibration text stand there by their own names and hashes.
         """
-        judged = {
+        judged: dict[str, object] = {
             "kv_gate": asdict(self.kv_gate),
             "kv_minutes": self.kv_minutes,
             "prefill_sample_ratio": self.sample_ratio,
         }
-        narrow = {"kv_values": self.kv_values.value}
+        narrow: dict[str, object] = {"kv_values": self.kv_values.value}
         return (
             (judged if self.judged else {})
             | (narrow if self.narrow else {})

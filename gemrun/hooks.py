@@ -133,8 +133,8 @@ class ValueProbe:
 
 def see_less(context: GemRunContext, units: Sequence[tuple[int, ...]]) -> object:
     """Let KV heads of an artifact without KVMK see what `units` say, in rings that keep
-    everything: (sink, recent, blocks, first) and, if need be, flags; none: all again. `first` counts
-    blocks of 8-bit values. Keep what it returns as long as it holds."""
+    everything: (sink, recent, blocks, first) and, if need be, flags; none: all again. `first`
+    counts blocks of 8-bit values. Keep what it returns as long as it holds."""
     names = ("sink", "recent", "blocks", "first", "flags")
     array = ffi.new("gb_kv_unit[]", [dict(zip(names, unit, strict=False)) for unit in units])
     with _Call(context._handle) as pointer:

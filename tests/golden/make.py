@@ -66,8 +66,7 @@ MASKED = Kind(
     "tiny-kvmask", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
     context=160, kv_heads=2, keeps=((0, 0), (0, 0), (1, 1), (0, 0)), prompt=140,
 )  # fmt: skip
-# Values of 4 bits beside those of 8: in a window, in a head that keeps a part, and in one that keeps
-# everything.
+# Values of 4 bits beside those of 8: in a window, and in a head that keeps a part.
 VALUE4 = replace(
     MASKED, name="tiny-value4", kv_heads=2, value4=(False, True, True, False), prompt=141
 )

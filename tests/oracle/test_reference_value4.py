@@ -1,4 +1,4 @@
-"""KV heads with values of 4 bits: engine against NumPy interpreter, bit for bit (NUMERICS section 7).
+"""KV heads with values of 4 bits: engine against NumPy interpreter, bit for bit (NUMERICS 7).
 
 The interpreter knows no packing and no rings: a value is one of 15 levels as soon as it is made.
 """
@@ -43,7 +43,7 @@ SHAPES = {
             ),
             WINDOWED,
         )
-    ),  # fmt: skip
+    ),
     # Four query heads share a KV head.
     "grouped": Shape((replace(PLAIN, heads=8, units=((1, 1), FULL)), replace(PLAIN, heads=2))),
     # Two and eight heads fill a group of inputs of O.
@@ -149,7 +149,7 @@ def test_long_chunks(tmp_path: Path) -> None:
 
 
 def test_the_first_position_already_has_4_bits(made: Made, tmp_path: Path) -> None:
-    path, want = made("mixed")
+    _, want = made("mixed")
     (tmp_path / "8.gembin").write_bytes(make(in_8_bits(shape_of("mixed")), seed=len("mixed")))
     with engine.opened(tmp_path / "8.gembin") as e:
         assert (bits(e.evaluate(IDS[:1])) != bits(want[:1])).any()
