@@ -24,6 +24,7 @@
 #include "gr_text.c"
 #include "gr_kern_ref.c"
 #include "gr_kv.c"
+#include "gr_kv_fill.c"
 #include "gr_model.c"
 #include "gr_head.c"
 #include "gr_pick.c"

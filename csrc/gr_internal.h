@@ -83,8 +83,9 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */
 uint64_t gr_tensor_second_size(const gb_tensor *t);
 uint64_t gr_panel_size(const gb_tensor *t, const gb_segment *segments);  /* bytes of one panel */
-uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l); /* 32 tokens of a KV head */
 uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l); /* ring bytes */
+uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l, uint32_t flags); /* of a unit */
+uint64_t gr_kv_step(const gr_view *v, const gb_layer *l); /* bytes that gb_kv_unit.first counts */
 uint32_t gr_kv_layer_blocks(uint32_t context, uint32_t window);
 uint64_t gr_buffer_size(const gr_view *v, uint32_t kind); /* or GR_BUF_ROWS */
 enum { GR_BUF_ROWS = GB_BUF_HIDDEN + 1 }; /* the second size of HIDDEN; has no record */
@@ -117,11 +118,12 @@ typedef struct gr_kernels gr_kernels; /* gr_kern.h: a table of functions, chosen
 typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const float *x,
                            uint32_t rows, uint32_t cols);
 
-/* Internal hook of the compiler's cache template: one head of one token of a layer without a
- * window, right after it attended. */
+/* Internal hook of the compiler's measurements of KV heads: one head of one token, right after it
+ * attended. */
 typedef struct gr_watched {
     uint32_t layer, head, position;
-    const float *weights; /* [position + 1]: probabilities before the division; gone after .. */
+    uint32_t first;       /* position of weights[0]; 0 where the layer has no window */
+    const float *weights; /* up to position: probabilities before the division; gone after .. */
     const float *out;     /* [head_dim] */
     const void *pass;     /* .. gr_attend_as, which takes the rest */
     uint32_t token, thread;

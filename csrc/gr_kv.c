@@ -1,15 +1,10 @@
-/* gr_kv.c: keys and values, the ring of every layer and the store of the chunk in progress.
+/* gr_kv.c: where keys and values stand: the ring of every layer, and the store of the pass in
+ * progress. gr_kv_fill.c puts them there.
  *
  * A layer's ring is [kv head][block]; a block holds 32 tokens of one head: K codes, K scales, V
- * codes, V scales. Position p stands in block (p / 32) mod blocks; a head that keeps a part has its
- * first blocks, the sink, before its ring. The ring is written after the whole chunk has attended,
- * so a chunk never evicts what its own first tokens see. */
+ * codes (of 4 bits in some heads), V scales. Position p stands in block (p / 32) mod blocks; a head
+ * that keeps a part has its first blocks, the sink, before its ring. */
 #include "gr_model.h"
-
-/* Parts of a ring block, in bytes from its start. */
-typedef struct gr_kv_block {
-    size_t size, ks, v, vs; /* K codes are at 0 */
-} gr_kv_block;
 
 static uint32_t element_size(uint32_t kv_type)
 {
@@ -21,32 +16,56 @@ static uint32_t scale_count(const gr_engine *e, const gb_layer *l)
     return e->v.conf.kv_type == GB_KV_INT8 ? l->head_dim / l->kv_group : 0;
 }
 
-static gr_kv_block block_of(const gr_engine *e, const gb_layer *l)
+gr_kv_block gr_kv_block_of(const gr_engine *e, const gb_layer *l, uint32_t flags)
 {
     size_t codes = (size_t)GB_KV_BLOCK * l->head_dim * element_size(e->v.conf.kv_type);
     size_t scales = (size_t)GB_KV_BLOCK * scale_count(e, l) * sizeof(uint16_t);
-    return (gr_kv_block){.size = gr_round_up(2 * (codes + scales), GB_LINE),
-                         .ks = codes, .v = codes + scales, .vs = 2 * codes + scales};
+    size_t values = flags & GB_UNITF_VALUE4 ? codes / 2 : codes;
+    return (gr_kv_block){.size = codes + values + 2 * scales, /* whole lines: gr_kv_block_size */
+                         .ks = codes, .v = codes + scales, .vs = codes + scales + values};
 }
 
-static gb_kv_unit unit_of(const gr_engine *e, const gb_layer *l, uint32_t head)
+gb_kv_unit gr_kv_unit_of(const gr_view *v, const gb_layer *l, uint32_t head)
 {
-    return e->v.units ? e->v.units[l->unit_first + head]
-                      : (gb_kv_unit){.blocks = l->kv_blocks, .first = head * l->kv_blocks};
+    return v->units ? v->units[l->unit_first + head]
+                    : (gb_kv_unit){.blocks = l->kv_blocks, .first = head * l->kv_blocks};
 }
 
-/* Positions that a unit's ring holds, without the sink. */
-static uint32_t ring_positions(const gb_kv_unit *u)
-{
-    return (u->blocks - u->sink) * GB_KV_BLOCK;
-}
-
-static uint8_t *ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_unit *u,
-                           uint32_t position, size_t size)
+uint8_t *gr_kv_ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_unit *u,
+                          uint32_t position, size_t size)
 {
     uint32_t block = position / GB_KV_BLOCK, ring = u->blocks - u->sink;
-    size_t index = u->first + (block < u->sink ? block : u->sink + (block - u->sink) % ring);
-    return e->kv + l->kv_offset + index * size;
+    size_t index = block < u->sink ? block : u->sink + (block - u->sink) % ring;
+    bool lines = (e->v.header.required_features & GB_REQ_KV_VALUE4) != 0;
+    size_t step = lines ? GB_LINE : gr_kv_block_of(e, l, 0).size; /* as gr_kv_step */
+    return e->kv + l->kv_offset + u->first * step + index * size;
+}
+
+/* ---- values of 4 bits: every 17th code. A byte holds value i, and value i + half above ---- */
+
+static inline void unpack_some(const uint8_t *from, int8_t *codes, uint32_t half, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t low = from[i] & 15, high = from[i] >> 4;
+        codes[i] = (int8_t)(17 * low - 119);
+        codes[half + i] = (int8_t)(17 * high - 119);
+    }
+}
+
+static void unpack(const uint8_t *restrict from, int8_t *restrict codes, uint32_t half)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= half; i += 16) /* a known number: vectorised */
+        unpack_some(from + i, codes + i, half, 16);
+    unpack_some(from + i, codes + i, half, half - i);
+}
+
+void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values)
+{
+    for (uint32_t p = 0; p < s->count; p++)
+        unpack((const uint8_t *)s->v + (size_t)p * dim / 2, values + (size_t)p * dim, dim / 2);
+    s->v = values;
+    s->next = 0;
 }
 
 gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
@@ -54,7 +73,7 @@ gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
     uint32_t end = position + 1;
     if (u->recent > 0) { /* whole blocks: a sum's lanes are the same with a gap before them */
         end = (uint32_t)gr_round_up(end, GB_KV_BLOCK);
-        window = u->recent * GB_KV_BLOCK;
+        window = (uint32_t)u->recent * GB_KV_BLOCK;
     }
     uint32_t from = window && end > window ? end - window : 0, sink = u->sink * GB_KV_BLOCK;
     return u->recent > 0 && from <= sink ? (gr_seen){0, 0} : (gr_seen){sink, from};
@@ -62,7 +81,7 @@ gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
 
 gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position)
 {
-    const gb_kv_unit u = unit_of(e, l, head);
+    const gb_kv_unit u = gr_kv_unit_of(&e->v, l, head);
     return gr_kv_unit_seen(&u, l->window, position);
 }
 
@@ -77,28 +96,6 @@ gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l)
     c.v = c.k + codes + scales;
     c.vs = (uint16_t *)(void *)(c.v + codes);
     return c;
-}
-
-bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, uint32_t head,
-               const float *x)
-{
-    gr_kv_chunk c = gr_kv_chunk_of(e, l);
-    size_t at = (size_t)row * l->kv_heads + head;
-    uint8_t *to = (value ? c.v : c.k) + at * l->head_dim * c.element;
-    if (e->v.conf.kv_type == GB_KV_INT8)
-        return e->kern->quantise(x, l->head_dim, l->kv_group, (int8_t *)to,
-                                 (value ? c.vs : c.ks) + at * c.scales);
-    if (e->v.conf.kv_type == GB_KV_F32) {
-        memcpy(to, x, l->head_dim * sizeof *x);
-        return e->kern->finite(x, l->head_dim);
-    }
-    bool finite = true;
-    for (uint32_t i = 0; i < l->head_dim; i++) {
-        uint16_t h = gr_to_half(x[i]);
-        finite &= (h & 0x7C00u) != 0x7C00u;
-        memcpy(to + 2 * (size_t)i, &h, sizeof h);
-    }
-    return finite;
 }
 
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
@@ -118,60 +115,18 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
         s.count = end - position;
         return s;
     }
-    gr_kv_block b = block_of(e, l);
-    const gb_kv_unit u = unit_of(e, l, head);
-    const uint8_t *block = ring_block(e, l, &u, position, b.size);
+    const gb_kv_unit u = gr_kv_unit_of(&e->v, l, head);
+    gr_kv_block b = gr_kv_block_of(e, l, u.flags);
+    const uint8_t *block = gr_kv_ring_block(e, l, &u, position, b.size);
     uint32_t slot = position % GB_KV_BLOCK, room = GB_KV_BLOCK - slot;
     size_t at = (size_t)slot * l->head_dim * element_size(e->v.conf.kv_type);
     end = end < e->pos ? end : e->pos;
     s.k = block + at;
-    s.v = block + b.v + at;
+    s.packed = u.flags & GB_UNITF_VALUE4;
+    s.v = block + b.v + (s.packed ? at / 2 : at);
     s.ks = (const uint16_t *)(const void *)(block + b.ks) + slot * scales;
     s.vs = (const uint16_t *)(const void *)(block + b.vs) + slot * scales;
     s.count = end - position < room ? end - position : room;
     s.next = b.size;
     return s;
-}
-
-void gr_kv_store(const gr_engine *e, const gb_layer *l)
-{
-    gr_kv_chunk c = gr_kv_chunk_of(e, l);
-    gr_kv_block b = block_of(e, l);
-    size_t codes = (size_t)l->head_dim * c.element, scales = c.scales * sizeof(uint16_t);
-    for (uint32_t h = 0; h < l->kv_heads; h++) {
-        const gb_kv_unit u = unit_of(e, l, h);
-        uint32_t sink = u.sink * GB_KV_BLOCK, capacity = ring_positions(&u);
-        for (uint32_t t = 0; t < e->rows; t++) {
-            if (e->pos + t >= sink && e->rows - t > capacity)
-                continue; /* the chunk's own end stands there */
-            uint32_t slot = (e->pos + t) % GB_KV_BLOCK;
-            size_t row = (size_t)(e->row + t) * l->kv_heads + h;
-            uint8_t *block = ring_block(e, l, &u, e->pos + t, b.size);
-            memcpy(block + slot * codes, c.k + row * codes, codes);
-            memcpy(block + b.v + slot * codes, c.v + row * codes, codes);
-            memcpy(block + b.ks + slot * scales, c.ks + row * c.scales, scales);
-            memcpy(block + b.vs + slot * scales, c.vs + row * c.scales, scales);
-        }
-    }
-}
-
-bool gr_kv_evicts(const gr_engine *e, uint32_t from, uint32_t count)
-{
-    for (uint32_t i = 0; i < e->v.layer_count; i++) {
-        const gb_layer *l = &e->v.layers[i];
-        for (uint32_t h = 0; h < l->kv_heads; h++) {
-            const gb_kv_unit u = unit_of(e, l, h);
-            uint32_t oldest = gr_kv_seen(e, l, h, from).from, sink = u.sink * GB_KV_BLOCK;
-            oldest = oldest > sink ? oldest : sink;
-            if (from > oldest && from + count > oldest + ring_positions(&u))
-                return true;
-        }
-    }
-    return false;
-}
-
-void gr_kv_reset(gr_engine *e)
-{
-    e->pos = e->high = 0; /* what stands above a position is never read */
-    e->logits_valid = false;
 }

@@ -487,6 +487,7 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
     const gb_layer *l = f->l;
     uint32_t type = e->v.conf.kv_type, dim = l->head_dim;
     float total[GR_QUERIES];
+    int8_t values[GB_KV_BLOCK * GB_MAX_HEAD_DIM];
     gr_span span;
     for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
         span = span_at(f, t, p);
@@ -499,6 +500,8 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
     for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
         span = span_at(f, t, p);
         const float *s = t->s + column(t, p);
+        if (span.packed)
+            gr_kv_unpack(&span, dim, values);
         if (type == GB_KV_INT8)
             e->kern->value(s, t->ld, t->rows, &span, dim, l->kv_group, out, ldo);
         for (uint32_t i = 0; type != GB_KV_INT8 && i < t->rows; i++)
@@ -521,8 +524,9 @@ void gr_attend_as(const gr_watched *w, const gb_kv_unit *u, float *out)
 static void show(const gr_fwd *f, const gr_tile *t, uint32_t thread, const float *out)
 {
     gr_watched w = {.layer = f->layer, .head = t->head, .position = place(f, t->token),
+                    .first = t->begin / 16 * 16,
                     .weights = t->s, .out = out, .pass = f, .token = t->token, .thread = thread};
-    if (f->e->watch && f->l->window == 0)
+    if (f->e->watch)
         f->e->watch(f->e->watch_user, &w);
 }
 

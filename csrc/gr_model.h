@@ -13,10 +13,21 @@ typedef struct gr_kv_chunk {
     uint32_t scales;   /* per head and position; 0 for float */
 } gr_kv_chunk;
 
+/* Parts of a ring block, in bytes from its start. */
+typedef struct gr_kv_block {
+    size_t size, ks, v, vs; /* K codes are at 0 */
+} gr_kv_block;
+
+gr_kv_block gr_kv_block_of(const gr_engine *e, const gb_layer *l, uint32_t flags); /* of a unit */
+/* The block where a position of a unit stands, of `size` bytes. */
+uint8_t *gr_kv_ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_unit *u,
+                          uint32_t position, size_t size);
 gr_kv_chunk gr_kv_chunk_of(const gr_engine *e, const gb_layer *l);
 /* Keep a head of k (or v) of a row of the pass, in its stored form. False: not finite. */
 bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, uint32_t head,
                const float *x);
+/* What a KV head keeps, and where. */
+gb_kv_unit gr_kv_unit_of(const gr_view *v, const gb_layer *l, uint32_t head);
 /* What a query at `position` sees of a KV head: positions below `sink`, and those from `from` to
  * its own. Both are whole blocks where `sink` is not 0. */
 typedef struct gr_seen {
@@ -28,6 +39,8 @@ gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
                    uint32_t end);
+/* The values of a packed span in `values` [GB_KV_BLOCK][dim]: now it is one for a kernel. */
+void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values);
 /* K and V of the engine's rows go to the ring; of more rows than the ring holds only what fits. */
 void gr_kv_store(const gr_engine *e, const gb_layer *l);
 /* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */

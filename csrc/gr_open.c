@@ -205,7 +205,7 @@ static bool check_presence(reader *r)
     for (size_t i = 0; i < REQUIRED_COUNT; i++)
         if (!find(r, required[i]))
             return fail(r, GEMRUN_E_MISSING, required[i], 0, 0);
-    bool mask = (r->v->header.required_features & GB_REQ_KV_MASK) != 0;
+    bool mask = (r->v->header.required_features & (GB_REQ_KV_MASK | GB_REQ_KV_VALUE4)) != 0;
     if (mask != (find(r, GB_SEC_KVMK) != NULL))
         return fail(r, GEMRUN_E_MISSING, GB_SEC_KVMK, mask, !mask);
     for (uint32_t i = 0; i < r->count; i++) {
@@ -315,12 +315,15 @@ static bool open_conf(reader *r)
     return WITHIN(r, GEMRUN_E_CONF, 0, table);
 }
 
-/* What a layer's KV heads keep: all of its window, or, where there is none, a part. */
+/* What a layer's KV heads keep: all of its window, or, where there is none, a part; values of 4
+ * bits go in pairs of pairs, so that a block is whole lines. */
 static bool check_units(reader *r, uint32_t index)
 {
     const gr_view *v = r->v;
     const gb_layer *l = v->layers + index;
     uint64_t start = index ? (uint64_t)l[-1].unit_first + l[-1].kv_heads : 0, first = 0;
+    bool narrow = v->header.required_features & GB_REQ_KV_VALUE4 &&
+                  v->conf.kv_type == GB_KV_INT8 && l->head_dim % 4 == 0;
     start = v->units ? start : 0;
     if (l->unit_first != start)
         return bad(r, GEMRUN_E_LAYR, index, start, l->unit_first);
@@ -333,10 +336,11 @@ static bool check_units(reader *r, uint32_t index)
         const range table[] = {
             {u->recent, 0, some ? l->kv_blocks : 0}, {u->sink, some, some ? l->kv_blocks : 0},
             {ring, 1, all ? l->kv_blocks : (uint64_t)l->kv_blocks - 1},
-            {u->blocks, ring, ring}, {u->first, first, first}};
+            {u->blocks, ring, ring}, {u->first, first, first},
+            {u->flags, 0, narrow ? GB_UNITF_VALUE4 : 0}};
         if (!WITHIN(r, GEMRUN_E_KVMK, l->unit_first + h, table))
             return false;
-        first += u->blocks;
+        first += u->blocks * gr_kv_block_size(v, l, u->flags) / gr_kv_step(v, l);
     }
     return true;
 }
@@ -484,7 +488,8 @@ static bool check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint6
         {t->role, role, role}, {t->rows, rows, rows}, {t->cols, cols, cols},
         {t->rows_padded, rows_padded, rows_padded}, {t->cols_padded, cols_padded, cols_padded},
         {t->parts, two ? 2 : 1, two ? 2 : 1},
-        {t->reserved0 | !all_zero(t->reserved, sizeof t->reserved), 0, 0}, {t->layer != layer, 0, 0},
+        {t->reserved0 | !all_zero(t->reserved, sizeof t->reserved), 0, 0},
+        {t->layer != layer, 0, 0},
         {t->seg_count, 1, v->segment_count}, {t->seg_first, 0, v->segment_count - t->seg_count},
         {t->seg_count, 1, t->size / GB_GROUP}};
     if (!WITHIN(r, GEMRUN_E_TENS, w->next, table))
@@ -778,10 +783,8 @@ static uint32_t layout_id(const gr_view *v)
         const uint32_t one[] = {l->kv_heads, l->head_dim, l->kv_group, l->kv_blocks, l->window};
         crc = gr_crc32(crc, one, sizeof one);
     }
-    for (uint32_t i = 0; i < v->unit_count; i++) {
-        const uint32_t one[] = {v->units[i].sink, v->units[i].recent};
-        crc = gr_crc32(crc, one, sizeof one);
-    }
+    for (uint32_t i = 0; i < v->unit_count; i++) /* sink, recent and flags */
+        crc = gr_crc32(crc, v->units + i, offsetof(gb_kv_unit, blocks));
     return crc;
 }
 

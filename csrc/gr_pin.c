@@ -17,14 +17,14 @@ static uint64_t walk(const gr_view *v, uint32_t tokens, uint32_t taken, const ui
     uint64_t at = 0;
     for (uint32_t i = 0; i < v->layer_count; i++) {
         const gb_layer *l = v->layers + i;
-        uint64_t block = gr_kv_block_size(v, l);
+        uint64_t step = gr_kv_step(v, l);
         for (uint32_t h = 0; h < l->kv_heads; h++) {
-            uint32_t blocks = v->units ? v->units[l->unit_first + h].blocks : l->kv_blocks;
-            uint32_t first = v->units ? v->units[l->unit_first + h].first : h * l->kv_blocks;
+            gb_kv_unit u = gr_kv_unit_of(v, l, h);
+            uint64_t block = gr_kv_block_size(v, l, u.flags);
             if (kv)
-                memcpy(kv + l->kv_offset + first * block, from + at,
-                       (size_t)(gr_least(some, blocks) * block));
-            at += gr_least(all, blocks) * block;
+                memcpy(kv + l->kv_offset + u.first * step, from + at,
+                       (size_t)(gr_least(some, u.blocks) * block));
+            at += gr_least(all, u.blocks) * block;
         }
     }
     return at;

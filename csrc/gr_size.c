@@ -66,21 +66,27 @@ static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
     return kv_type == GB_KV_INT8 && l->kv_group ? gr_mul(l->head_dim / l->kv_group, 2) : 0;
 }
 
-uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l)
+uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l, uint32_t flags)
 {
-    uint32_t type = v->conf.kv_type;
-    uint64_t token = gr_add(kv_codes(type, l), kv_scales(type, l));
-    return gr_align(gr_mul(token, 2 * GB_KV_BLOCK), GB_LINE);
+    uint64_t codes = kv_codes(v->conf.kv_type, l), scales = kv_scales(v->conf.kv_type, l);
+    uint64_t values = flags & GB_UNITF_VALUE4 ? codes / 2 : codes;
+    return gr_align(GB_KV_BLOCK * (codes + values + 2 * scales), GB_LINE);
+}
+
+uint64_t gr_kv_step(const gr_view *v, const gb_layer *l)
+{
+    bool lines = (v->header.required_features & GB_REQ_KV_VALUE4) != 0;
+    return lines ? GB_LINE : gr_kv_block_size(v, l, 0);
 }
 
 uint64_t gr_kv_layer_size(const gr_view *v, const gb_layer *l)
 {
-    uint64_t blocks = gr_mul(l->kv_heads, l->kv_blocks);
-    if (v->units) { /* heads lie one behind the other */
-        const gb_kv_unit *last = v->units + l->unit_first + l->kv_heads - 1;
-        blocks = gr_add(last->first, last->blocks);
-    }
-    return gr_mul(blocks, gr_kv_block_size(v, l));
+    uint64_t block = gr_kv_block_size(v, l, 0);
+    if (!v->units)
+        return gr_mul(gr_mul(l->kv_heads, l->kv_blocks), block);
+    const gb_kv_unit *last = v->units + l->unit_first + l->kv_heads - 1;
+    uint64_t first = gr_mul(last->first, gr_kv_step(v, l)); /* one behind the other */
+    return gr_add(first, gr_mul(last->blocks, gr_kv_block_size(v, l, last->flags)));
 }
 
 /* ---- arena ---- */

@@ -16,12 +16,11 @@ struct gs_probe {
     float *figures;
 };
 
-/* x' gram x, symmetric. */
-static float square(const float *gram, const float *x, uint32_t dim)
+float gs_square(const float *gram, uint32_t ld, const float *x, uint32_t dim)
 {
     float sum = 0.0f;
     for (uint32_t i = 0; i < dim; i++) {
-        const float *row = gram + (size_t)i * dim;
+        const float *row = gram + (size_t)i * ld;
         float lanes[16] = {0}, dot = 0.0f;
         uint32_t k = 0;
         for (; k + 16 <= dim; k += 16)
@@ -47,14 +46,15 @@ static float sum_of(const float *x, uint32_t count)
 static void look(void *user, const gr_watched *w)
 {
     gs_probe *p = user;
-    if ((w->position + 1) % p->every != 0 || w->layer >= p->layers || w->head >= p->heads)
+    if ((w->position + 1) % p->every != 0 || w->layer >= p->layers || w->head >= p->heads ||
+        p->ctx->e.v.layers[w->layer].window != 0)
         return;
     uint32_t sample = w->position / p->every, width = 1 + 2 * p->budgets, dim = p->dim;
     size_t at = ((size_t)sample * p->layers + w->layer) * p->heads + w->head;
     float *out = p->figures + at * width, kept[GB_MAX_HEAD_DIM];
     const float *gram = p->gram + ((size_t)w->layer * p->heads + w->head) * dim * dim;
     float total = sum_of(w->weights, w->position + 1);
-    out[0] = square(gram, w->out, dim);
+    out[0] = gs_square(gram, dim, w->out, dim);
     for (uint32_t b = 0; b < p->budgets; b++) { /* before the weights are gone */
         gr_seen seen = gr_kv_unit_seen(&p->units[b], 0, w->position);
         float hidden = sum_of(w->weights + seen.sink, seen.from - seen.sink);
@@ -67,7 +67,7 @@ static void look(void *user, const gr_watched *w)
         gr_attend_as(w, &p->units[b], kept);
         for (uint32_t i = 0; i < dim; i++)
             kept[i] -= w->out[i];
-        out[1 + b] = square(gram, kept, dim);
+        out[1 + b] = gs_square(gram, dim, kept, dim);
     }
 }
 

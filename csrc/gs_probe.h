@@ -25,5 +25,7 @@ gs_probe *gs_probe_new(gemrun_context_t *ctx, const gb_kv_unit *units, uint32_t 
  * samples: how many there can be in the context. Layers with a window stay 0. */
 const float *gs_probe_figures(const gs_probe *p, uint32_t *out_samples);
 void gs_probe_free(gs_probe *p); /* the context is watched no longer */
+/* x' gram x of a symmetric gram [dim][ld]. */
+float gs_square(const float *gram, uint32_t ld, const float *x, uint32_t dim);
 
 #endif

@@ -73,7 +73,7 @@ typedef struct ring { /* blocks of a KV head, for a number of tokens in the cach
     uint32_t used, blocks, sink;
     uint32_t tokens, from; /* the next token sees positions from `from` on, and the sink */
     uint32_t high;
-    size_t codes, scales, block; /* bytes: of a position's K (or V), of a block */
+    size_t codes, values, scales, block; /* bytes: of a position's K, V; of a block */
 } ring;
 
 typedef struct stretch { /* neighbours in a block that are all in use, or none is */
@@ -83,7 +83,7 @@ typedef struct stretch { /* neighbours in a block that are all in use, or none i
 
 typedef struct area {
     size_t at, size;
-    bool scales;
+    bool scales, packed; /* packed: two values of 4 bits a byte */
 } area;
 
 static ring ring_of(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t tokens,
@@ -91,15 +91,16 @@ static ring ring_of(const gr_engine *e, const gb_layer *l, uint32_t head, uint32
 {
     uint32_t type = e->v.conf.kv_type, blocks = (tokens + GB_KV_BLOCK - 1) / GB_KV_BLOCK;
     ring r = {.blocks = l->kv_blocks, .tokens = tokens, .high = high};
-    uint32_t first = head * l->kv_blocks;
+    uint32_t first = head * l->kv_blocks, flags = 0;
     if (e->v.units) {
         const gb_kv_unit *u = &e->v.units[l->unit_first + head];
-        r.blocks = u->blocks, r.sink = u->sink, first = u->first;
+        r.blocks = u->blocks, r.sink = u->sink, first = u->first, flags = u->flags;
     }
     r.codes = l->head_dim * (type == GB_KV_INT8 ? 1u : type == GB_KV_F16 ? 2u : 4u);
     r.scales = type == GB_KV_INT8 ? l->head_dim / l->kv_group * sizeof(uint16_t) : 0;
-    r.block = 2 * GB_KV_BLOCK * (r.codes + r.scales);
-    r.at = e->kv + l->kv_offset + first * r.block;
+    r.values = flags & GB_UNITF_VALUE4 ? r.codes / 2 : r.codes;
+    r.block = (size_t)gr_kv_block_size(&e->v, l, flags);
+    r.at = e->kv + l->kv_offset + first * gr_kv_step(&e->v, l);
     r.used = gr_least(r.blocks, blocks);
     r.from = gr_kv_seen(e, l, head, tokens).from;
     return r;
@@ -142,11 +143,14 @@ static stretch run_at(const ring *r, uint32_t block, uint32_t row)
 /* Where the codes and scales of a run stand in its block: K, then V. */
 static void areas_of(const ring *r, const stretch *run, area out[4])
 {
-    size_t rows = run->to - run->from, from = run->from;
+    size_t rows = run->to - run->from, from = run->from, at = 0;
     for (uint32_t i = 0; i < 2; i++) {
-        size_t codes = i * r->block / 2, scales = codes + GB_KV_BLOCK * r->codes;
-        out[2 * i] = (area){codes + from * r->codes, rows * r->codes, false};
-        out[2 * i + 1] = (area){scales + from * r->scales, rows * r->scales, true};
+        size_t codes = i == 0 ? r->codes : r->values;
+        bool packed = codes != r->codes;
+        out[2 * i] = (area){at + from * codes, rows * codes, false, packed};
+        at += GB_KV_BLOCK * codes;
+        out[2 * i + 1] = (area){at + from * r->scales, rows * r->scales, true, false};
+        at += GB_KV_BLOCK * r->scales;
     }
 }
 
@@ -191,10 +195,20 @@ static bool codes_good(const uint8_t *p, size_t size) /* -127..127 */
     return !bad;
 }
 
+static bool pairs_good(const uint8_t *p, size_t size) /* 0..14 twice */
+{
+    bool bad = false;
+    for (size_t i = 0; i < size; i++)
+        bad |= (p[i] & 0x0F) == 0x0F || (p[i] & 0xF0) == 0xF0;
+    return !bad;
+}
+
 static bool area_good(const uint8_t *p, const area *a, uint32_t kv_type)
 {
     if (a->scales)
         return halves_below(p + a->at, a->size, 0xFFFF, 0x7F80);
+    if (a->packed)
+        return pairs_good(p + a->at, a->size);
     if (kv_type == GB_KV_INT8)
         return codes_good(p + a->at, a->size);
     return kv_type == GB_KV_F16 ? halves_below(p + a->at, a->size, 0x7C00, 0x7C00)

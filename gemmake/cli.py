@@ -20,6 +20,7 @@ from gemmake.options import (
     Int4Format,
     KvGate,
     KvType,
+    KvValues,
     Quantization,
 )
 from gemrun import console
@@ -53,7 +54,9 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
     return KvGate(**given)
 
 
-def _choice(kind: type[Quantization] | type[Effort] | type[Int4Format], name: str) -> Decorator:
+def _choice(
+    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues], name: str
+) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
     members = [member.value for member in kind]
     return click.option(
@@ -110,13 +113,14 @@ class Gemmake(Word):
     type=click.Choice([kind.value for kind in KvType]),
     help="KV cache; dynamic-sparse: int8, and heads that lose little keep a part (measured).",
 )
+@_choice(KvValues, "--kv-values")
 @click.option(
     "--prefill-sample-ratio",
     "sample_ratio",
     type=float,
     default=0.1,
     show_default=True,
-    help="dynamic-sparse: share of 10,000 calibration windows that is measured.",
+    help="dynamic-sparse, int4 values: share of 10,000 calibration windows that is measured.",
 )
 @click.option(
     "--kv-gate",
@@ -124,14 +128,16 @@ class Gemmake(Word):
     callback=_gate,
     default=None,
     metavar="kl=..,top1=..,perplexity=..",
-    help="dynamic-sparse: what it may cost on held-out text.  [default: 0.005, 0.97, 0.005]",
+    help="dynamic-sparse, int4 values: what it may cost on held-out text.  "
+    "[default: 0.005, 0.97, 0.005]",
 )
 @click.option(
     "--kv-minutes",
     "kv_minutes",
     type=float,
     default=None,
-    help="dynamic-sparse: measure no longer than this; the result then depends on the machine.",
+    help="dynamic-sparse, int4 values: measure no longer than this; the result then depends on the "
+    "machine.",
 )
 @click.option(
     "--kv-cache-size",

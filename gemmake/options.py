@@ -26,6 +26,14 @@ class KvType(str, Enum):
     DYNAMIC_SPARSE = "dynamic-sparse"
 
 
+class KvValues(str, Enum):
+    """Values of an int8 KV cache: all in 8 bits, or in 4 where a head loses little by it (measured,
+    see gemmake/kvmask). Keys keep 8 bits."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class Effort(str, Enum):
     """full: error feedback for int4 codes and measured groups of the int8 KV cache, over a text;
     fast: search of bounds and the usual groups."""
@@ -81,6 +89,7 @@ class CompileOptions:
     output: Path
     quantization: Quantization = Quantization.INT4
     kv_type: KvType = KvType.INT8
+    kv_values: KvValues = KvValues.INT8
     context: int = 1024
     chunk: int = 128
     run_threads: int | None = None
@@ -89,7 +98,7 @@ class CompileOptions:
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
     calibration: Path | None = None
-    sample_ratio: float = 0.1  # of 10,000 windows, for a sparse cache
+    sample_ratio: float = 0.1  # of 10,000 windows, where KV heads are measured
     kv_gate: KvGate = KvGate()
     kv_minutes: float | None = None  # for measuring a sparse cache, at most; None: all windows
     pin_prompt: str | None = None  # a text whose keys and values are stored; : that of a file
@@ -119,6 +128,11 @@ class CompileOptions:
             raise UsageError("--pin-system: says what --pin-prompt is; give that too")
         if self.statistics is not None and self.save_statistics is not None:
             raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
+        if self.narrow and self.kv_type is KvType.DENSE:
+            raise UsageError(
+                "--kv-values int4: the cache of --kv-cache-type dense has no values in int8; "
+                "use it with int8 or dynamic-sparse"
+            )
         _within("--prefill-sample-ratio", self.sample_ratio, 0.001, 1, "of the windows")
         _within("--kv-gate kl", self.kv_gate.kl, 0, 10, "nats")
         _within("--kv-gate top1", self.kv_gate.top1, 0, 1, "of the tokens")
@@ -146,28 +160,43 @@ class CompileOptions:
         """Whether KV heads may keep a part of the context."""
         return self.kv_type is KvType.DYNAMIC_SPARSE
 
+    @property
+    def narrow(self) -> bool:
+        """Whether values of KV heads may have 4 bits."""
+        return self.kv_values is KvValues.INT4
+
+    @property
+    def judged(self) -> bool:
+        """Whether something about KV heads is decided on the finished weights."""
+        return self.sparse or self.narrow
+
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.
 
         The target, the calibration text and a pinned prompt stand there by their own names and
         hashes.
         """
-        sparse = {
+        judged: dict[str, object] = {
             "kv_gate": asdict(self.kv_gate),
             "kv_minutes": self.kv_minutes,
             "prefill_sample_ratio": self.sample_ratio,
         }
-        return (sparse if self.sparse else {}) | {
-            "chunk": self.chunk,
-            "context": self.context,
-            "effort": self.effort.value,
-            "int4_format": self.int4_format.value,
-            "kv_cache_type": self.kv_type.value,
-            "memory_layout": MEMORY_LAYOUT,
-            "quantization": self.quantization.value,
-            "run_threads": self.run_threads,
-            "temperature_threshold": self.temperature_threshold,
-        }
+        narrow: dict[str, object] = {"kv_values": self.kv_values.value}
+        return (
+            (judged if self.judged else {})
+            | (narrow if self.narrow else {})
+            | {
+                "chunk": self.chunk,
+                "context": self.context,
+                "effort": self.effort.value,
+                "int4_format": self.int4_format.value,
+                "kv_cache_type": self.kv_type.value,
+                "memory_layout": MEMORY_LAYOUT,
+                "quantization": self.quantization.value,
+                "run_threads": self.run_threads,
+                "temperature_threshold": self.temperature_threshold,
+            }
+        )
 
 
 def _within(option: str, value: float, low: float, high: float, unit: str) -> None:

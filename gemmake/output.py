@@ -17,7 +17,7 @@ from gemmake.engine import Engine
 from gemmake.errors import OutputError
 from gemmake.failures import past_stopping
 from gemmake.hdf import show
-from gemmake.kvmask import saved
+from gemmake.kvmask import saved, values
 from gemmake.kvmask.report import mask_lines
 from gemmake.kvmask.stage import decide, losses_path
 from gemmake.passes import vectors
@@ -74,29 +74,33 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[State, writer.W
     """Write artifact and listing; the state may know more behind it. Raises GemError or WriteError;
     then neither has changed."""
     options = state.options
-    first = replace(state, pinned=None) if options.sparse else state  # pinned when it is decided
+    first = replace(state, pinned=None) if options.judged else state  # pinned when it is decided
     assembled = assemble.assemble(records_of(first, len(manifest_of(first, {}))))
     tallies = {t.label: Tally() for t in state.stream.tensors}
-    path = dense_path(options.output) if options.sparse else options.output
+    path = dense_path(options.output) if options.judged else options.output
     with writer.ArtifactWriter(path, assembled.header, assembled.parts) as out:
         _write_weights(state, out, tallies, host, reporter)
         dump("quantise", state, tallies)
         out.fill("MANI", manifest_of(first, tallies))
         out.seal()
-        if not options.sparse:
-            dump("kv_template", state, tallies)
-            return state, _finish(state, out, tallies, host, reporter), tallies
-        state = decide(state, Path(out.partial), host, reporter)
+        image = Path(out.partial)
+        if options.sparse:
+            state = decide(state, image, host, reporter)
         dump("kv_template", state, tallies)
-        for line in mask_lines(state):
+        if options.narrow:
+            state = values.decide(state, image, host, reporter)
+        dump("kv_values", state, tallies)
+        if not options.judged:
+            return state, _finish(state, out, tallies, host, reporter), tallies
+        for line in (*mask_lines(state), *values.log_lines(state)):
             reporter.info(line)
         written = _write_again(state, Path(out.partial), tallies, host, reporter)
     return state, written, tallies
 
 
 def dense_path(output: Path) -> Path:
-    """Where the artifact of a sparse cache is written before it is known what heads keep; it never
-    loses its .partial."""
+    """Where the artifact is written before it is known what KV heads keep, and in how many bits; it
+    never loses its .partial."""
     return output.with_name(output.name + ".dense")
 
 
@@ -107,8 +111,10 @@ def _write_again(
     within_budget(state, decided=True)
     target, keeps = state.options.output, state.keeps
     again = units.rewritten(
-        dense, target, keeps, kv_mask=state.kv_mask, notes=state.notes, pinned=state.pinned
-    )
+        dense, target, keeps,
+        value4=state.value4, kv_mask=state.kv_mask, kv_values=state.kv_values, notes=state.notes,
+        pinned=state.pinned,
+    )  # fmt: skip
     with again as out:
         return _finish(state, out, tallies, host, reporter)
 

@@ -89,7 +89,9 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("plan_memory", planning.plan_memory),
     ("budget", budget),
 )
-WEIGHT_PASSES = ("pin_prompt", "kv_groups", "quantise", "kv_template", "test_vectors")
+WEIGHT_PASSES = (
+    *("pin_prompt", "kv_groups", "quantise", "kv_template", "kv_values", "test_vectors"),
+)
 
 
 @dataclass(frozen=True)

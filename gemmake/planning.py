@@ -66,7 +66,7 @@ def records_of(
 ) -> assemble.Records:
     """Everything but the weights' bytes; `manifest_part` is the manifest or its size, `tests` the
     test vectors that room is reserved for."""
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps)
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
     return assemble.Records(
         conf=state.conf,
         layers=layers,
@@ -103,7 +103,7 @@ def pin_size(state: State) -> int:
 def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
     """The manifest. Its size does not depend on the tallies' values."""
     blank = Tally()
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps)
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
     entries = [
         manifest.tensor_entry(
             t.label, t.record, state.stream.segments, tallies.get(t.label, blank).report()
@@ -123,6 +123,7 @@ def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
             | (state.pinned.option if state.pinned else {}),
             units=units,
             kv_mask=state.kv_mask,
+            kv_values=state.kv_values,
             tools={"gemmake": __version__},
         )
     )
@@ -149,7 +150,10 @@ def within_budget(state: State, decided: bool = False) -> None:
 
 def least(state: State) -> State:
     """The state as it will be at best: with a sparse cache that is not decided yet, every head that
-    may keep a part keeps the smallest one."""
+    may keep a part keeps the smallest one; likewise all values that may have 4 bits have them."""
+    if state.options.narrow:
+        value4 = [layer.head_dim % 4 == 0 for layer in state.layers for _ in range(layer.kv_heads)]
+        state = replace(state, value4=tuple(value4))
     found = budgets_for(state.options.context) if state.options.sparse else ()
     if not found:
         return state

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gemmake.hdf import show
+from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
 from gemmake.passes import layout, place
 from gemmake.pinning import lines_of as pin_lines
@@ -48,7 +49,7 @@ def render_result(result: CompileResult) -> str:
     lines.append("memory of a run:")
     lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
-    lines += [*kv_lines(result.state), *pin_lines(result.state)]
+    lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
     lines += [f"note: {note}" for note in result.state.notes]
     lines.append(f"time: {_phases(result.phases)}")
     lines.append(

@@ -27,6 +27,8 @@ class State:
     kv_groups: tuple[int, ...] = ()  # of each layer, where they were measured
     keeps: tuple[assemble.Keep, ...] = ()  # of each KV head, where one keeps a part
     kv_mask: Mapping[str, Any] | None = None  # how that was found, for the manifest
+    value4: tuple[bool, ...] = ()  # of each KV head, where the values of one have 4 bits
+    kv_values: Mapping[str, Any] | None = None  # how that was found, likewise
     pinned: pins.Pinned | None = None  # the prompt whose keys and values are stored
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section

@@ -3,8 +3,8 @@
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
 The declarations are those of gemrun.h, gemrun_control.h and gemrun_session.h, and the few internal
-ones of gr_hooks.h, gs_pin.h and gs_probe.h that gemmake calls for calibration, test vectors and a
-pinned prompt; all are read from the headers, so they cannot drift.
+ones of gr_hooks.h and gs_*.h that gemmake calls for calibration, test vectors and a pinned prompt;
+all are read from the headers, so they cannot drift.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 HEADERS = ("gemrun.h", "gemrun_control.h", "gemrun_session.h", "gemrun_batch.h")
 
-INTERNAL = ("gr_hooks.h", "gs_pin.h", "gs_probe.h")
+INTERNAL = ("gr_hooks.h", "gs_pin.h", "gs_probe.h", "gs_values.h")
 
 # Internal: float inputs of one layer's products, for calibration; what a KV head keeps
 # (gr_internal.h, gembin.h).
@@ -27,7 +27,11 @@ typedef void (*gr_capture)(void *user, uint32_t layer, uint32_t stage, const flo
                            uint32_t rows, uint32_t cols);
 typedef struct gr_watched gr_watched;
 typedef void (*gr_watch)(void *user, const gr_watched *w);
-typedef struct gb_kv_unit { uint32_t sink, recent, blocks, first; } gb_kv_unit;
+typedef struct gb_kv_unit {
+    uint32_t sink;
+    uint16_t recent, flags;
+    uint32_t blocks, first;
+} gb_kv_unit;
 """
 # Python functions that the engine calls; `user` is a handle of gemrun.context, .handle or .hooks.
 CALLBACKS = """

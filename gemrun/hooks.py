@@ -61,7 +61,9 @@ class Probe:
         layers, heads, dim, _ = gram.shape
         self._shape = (layers, heads, 1 + 2 * len(units))
         self._gram = ffi.from_buffer("float[]", gram)
-        budgets = ffi.new("gb_kv_unit[]", [(sink, recent, 0, 0) for sink, recent in units])
+        budgets = ffi.new(
+            "gb_kv_unit[]", [{"sink": sink, "recent": recent} for sink, recent in units]
+        )
         with _Call(context._handle) as pointer:
             self._probe = lib.gs_probe_new(
                 pointer, budgets, len(units), self._gram, layers, heads, dim, every
@@ -91,11 +93,50 @@ class Probe:
         self.close()
 
 
-def see_less(context: GemRunContext, units: Sequence[tuple[int, int, int, int]]) -> object:
-    """Let KV heads of an artifact without a mask see what `units` say, in rings that keep
-    everything: (sink, recent, blocks, first); none: all again. Keep what it returns as long as it
-    holds."""
-    array = ffi.new("gb_kv_unit[]", list(units))
+class ValueProbe:
+    """What KV heads of an open artifact with an int8 cache would lose if their values had 4 bits.
+    Context manager.
+
+    `gram` and `every` as in Probe. Of every token that is looked at `figures` has [samples, layers,
+    heads, 2]: the square of the head's own output, and of what the fewer bits change in it.
+    """
+
+    def __init__(self, context: GemRunContext, gram: Floats, every: int) -> None:
+        layers, heads, dim, _ = gram.shape
+        self._shape = (layers, heads, 2)
+        self._gram = ffi.from_buffer("float[]", gram)
+        with _Call(context._handle) as pointer:
+            self._probe = lib.gs_values_new(pointer, self._gram, layers, heads, dim, every)
+        if self._probe == ffi.NULL:
+            raise MemoryError("probe of values: no memory for its figures, or no int8 cache")
+
+    def figures(self) -> Floats:
+        """A view of the figures; those of a position are overwritten when it comes again."""
+        import numpy as np
+
+        samples = ffi.new("uint32_t *")
+        data = lib.gs_values_figures(self._probe, samples)
+        shape = (samples[0], *self._shape)
+        return np.frombuffer(ffi.buffer(data, 4 * int(np.prod(shape))), np.float32).reshape(shape)
+
+    def close(self) -> None:
+        """Watch no longer; idempotent."""
+        probe, self._probe = self._probe, ffi.NULL
+        lib.gs_values_free(probe)
+
+    def __enter__(self) -> ValueProbe:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+def see_less(context: GemRunContext, units: Sequence[tuple[int, ...]]) -> object:
+    """Let KV heads of an artifact without KVMK see what `units` say, in rings that keep
+    everything: (sink, recent, blocks, first) and, if need be, flags; none: all again. `first`
+    counts blocks of 8-bit values. Keep what it returns as long as it holds."""
+    names = ("sink", "recent", "blocks", "first", "flags")
+    array = ffi.new("gb_kv_unit[]", [dict(zip(names, unit, strict=False)) for unit in units])
     with _Call(context._handle) as pointer:
         _check(lib.gemrun_internal_units(pointer, array, len(units)))
     return array

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmake.check.inspect import formats, open_artifact
 from gemrun.format import reader, spec
-from gemrun.format.manifest import KV_MASK
+from gemrun.format.manifest import OPTIONAL
 from gemrun.format.memmap import kept
 from gemrun.format.reader import Artifact
 from gemrun.format.spec import KvUnit, Record, Tensor
@@ -43,7 +43,7 @@ def differences(a: Artifact, b: Artifact) -> Iterator[str]:
     yield from _records("header", a.header, b.header)
     yield from _records("constants", a.conf, b.conf)
     yield from _records("thermal", a.thermal, b.thermal)
-    for part in ("options", "tools", "licence", KV_MASK):
+    for part in ("options", "tools", "licence", *OPTIONAL):
         yield from _values(part, a.manifest.get(part), b.manifest.get(part))
     yield from _inputs(a, b)
     one, two = a.manifest["notes"], b.manifest["notes"]
@@ -65,7 +65,7 @@ def _records(what: str, a: Record, b: Record) -> Iterator[str]:
 
 
 def _heads(layer: int, a: Sequence[KvUnit], b: Sequence[KvUnit]) -> Iterator[str]:
-    """What KV heads keep, where at least one file has a head that keeps a part."""
+    """What KV heads keep, where at least one file says so head by head."""
     for head in range(max(len(a), len(b))):
         one, two = (kept(u[head]) if head < len(u) else "all" for u in (a, b))
         if one != two:

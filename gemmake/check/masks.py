@@ -15,11 +15,26 @@ def partial(artifact: Artifact) -> int:
     return sum(unit.partial for unit in artifact.units)
 
 
+def value4(artifact: Artifact) -> int:
+    """KV heads with values of 4 bits."""
+    return sum(unit.value4 for unit in artifact.units)
+
+
+def wide(artifact: Artifact) -> str:
+    """The heads whose values keep 8 bits, by layer: "0: 1 2; 5: 0"."""
+    rows = []
+    for index in range(len(artifact.layers)):
+        heads = [str(h) for h, unit in enumerate(artifact.units_of(index)) if not unit.value4]
+        rows += [f"{index}: {' '.join(heads)}"] if heads else []
+    return "; ".join(rows)
+
+
 def table(artifact: Artifact) -> Iterator[str]:
     """A heading and a line per layer: blocks of its rings, and what its heads keep, in blocks."""
     if not artifact.units:
         return
-    yield "layer  blocks kept      share  heads: sink + recent blocks of 32 tokens, or all"
+    v4 = "; v4: values of 4 bits" if any(unit.value4 for unit in artifact.units) else ""
+    yield f"layer  blocks kept      share  heads: sink + recent blocks of 32 tokens, or all{v4}"
     for index, layer in enumerate(artifact.layers):
         kept = sizes.kv_layer_blocks(layer, artifact.units)
         every = sizes.kv_layer_blocks(layer)
@@ -36,4 +51,5 @@ def heads_text(units: Sequence[KvUnit]) -> str:
 
 
 def _unit(unit: KvUnit) -> str:
-    return f"{unit.sink}+{unit.recent}" if unit.partial else "all"
+    kept = f"{unit.sink}+{unit.recent}" if unit.partial else "all"
+    return f"{kept} v4" if unit.value4 else kept

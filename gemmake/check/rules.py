@@ -222,7 +222,7 @@ class Mask(Rule):
         """What the compile recorded; how many heads keep a part where it recorded nothing."""
         artifact = subject.artifact
         told, partial = artifact.manifest.get(manifest.KV_MASK), masks.partial(artifact)
-        if told is None and artifact.units:
+        if told is None and partial:
             text = (
                 f"Dynamic sparse mask: {partial} of {len(artifact.units)} KV heads keep a part, "
                 "nothing is recorded about how that was decided"
@@ -255,9 +255,11 @@ class Cache(Rule):
         dense = sizes.rings_size(artifact.conf, artifact.layers)
         text = (
             f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
-            f"below {_mb(dense)} without the mask; {masks.partial(artifact)} of "
+            f"below {_mb(dense)} where heads keep all in 8 bits; {masks.partial(artifact)} of "
             f"{len(artifact.units)} KV heads keep a part"
         )
+        if value4 := masks.value4(artifact):
+            text += f"; values of {value4} have 4 bits"
         return replace(self.ok(text), details=tuple(masks.table(artifact)))
 
 

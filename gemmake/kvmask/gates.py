@@ -96,7 +96,7 @@ class Judge:
         kl, top1, all_nll, less_nll = (sums / max(count, 1)).tolist()
         return Quality(kl, top1, float(np.expm1(less_nll - all_nll)), count)
 
-    def _records(self, template: Template) -> list[tuple[int, int, int, int]]:
+    def _records(self, template: Template) -> list[tuple[int, ...]]:
         return [
             (budget.sink, budget.recent, blocks, head * blocks)
             if budget != FULL

@@ -42,7 +42,7 @@ def kv_lines(state: State) -> list[str]:
     mask = state.kv_mask
     if mask is None:
         return []
-    layers, _ = assemble.place_units(state.conf, state.layers, state.keeps)
+    layers, _ = assemble.place_units(state.conf, state.layers, state.keeps)  # in 8 bits
     whole = [replace(layer, window=0) for layer in state.layers]
     half, int8 = spec.KvType.F16, spec.KvType.INT8
     stages = (

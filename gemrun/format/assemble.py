@@ -92,38 +92,48 @@ def place_kv(conf: Conf, layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def place_units(
-    conf: Conf, layers: Sequence[Layer], keeps: Sequence[Keep]
+    conf: Conf, layers: Sequence[Layer], keeps: Sequence[Keep], value4: Sequence[bool] = ()
 ) -> tuple[tuple[Layer, ...], tuple[KvUnit, ...]]:
-    """Layers with their rings, and the records of KVMK, none where every head keeps everything.
+    """Layers with their rings, and the records of KVMK, none where every head keeps everything in 8
+    bits.
 
-    `keeps`: of every KV head, in order of layers, then heads; empty: everything. ValueError for
-    another number of them, FormatError for what FORMAT.md 2.4 refuses.
+    `keeps`: of every KV head, in order of layers, then heads; empty: everything. `value4`: whether
+    its values have 4 bits; empty: none. ValueError for another number of them, FormatError for what
+    FORMAT.md 2.4 refuses.
     """
     count = sum(layer.kv_heads for layer in layers)
-    if keeps and len(keeps) != count:
-        raise ValueError(f"{len(keeps)} units for {count} KV heads")
-    masked = any(tuple(keep) != EVERYTHING for keep in keeps)
+    for given in (keeps, value4):
+        if given and len(given) != count:
+            raise ValueError(f"{len(given)} units for {count} KV heads")
+    lines = any(value4)
+    masked = lines or any(tuple(keep) != EVERYTHING for keep in keeps)
+    keeps, value4 = keeps or [EVERYTHING] * count, value4 or [False] * count
     at, out, units = 0, [], list[KvUnit]()
     for index, layer in enumerate(layers):
         blocks = sizes.kv_blocks(conf.context, layer.window)
         layer = replace(layer, kv_source=index, kv_blocks=blocks, kv_offset=at)
         layer = replace(layer, unit_first=len(units))
         if masked:
-            units += _units_of(layer, keeps[len(units) : len(units) + layer.kv_heads])
-            rules.check_units(index, layer, units)
+            own = slice(len(units), len(units) + layer.kv_heads)
+            units += _units_of(conf, layer, keeps[own], value4[own], lines)
+            rules.check_units(conf, index, layer, units, lines)
         layer = replace(layer, kv_size=sizes.kv_layer_size(conf.kv_type, layer, units))
         at += layer.kv_size
         out.append(layer)
     return tuple(out), tuple(units)
 
 
-def _units_of(layer: Layer, keeps: Sequence[Keep]) -> list[KvUnit]:
+def _units_of(
+    conf: Conf, layer: Layer, keeps: Sequence[Keep], value4: Sequence[bool], lines: bool
+) -> list[KvUnit]:
     """A layer's units, one behind the other."""
     first, out = 0, []
-    for sink, recent in keeps:
+    step = sizes.unit_step(conf.kv_type, layer, lines)
+    for (sink, recent), narrow in zip(keeps, value4, strict=True):
         blocks = sizes.unit_blocks(layer, sink, recent)
-        out.append(KvUnit(sink=sink, recent=recent, blocks=blocks, first=first))
-        first += blocks
+        flags = int(spec.UnitFlag.VALUE4) if narrow else 0
+        out.append(KvUnit(sink=sink, recent=recent, flags=flags, blocks=blocks, first=first))
+        first += blocks * sizes.unit_block_size(conf.kv_type, layer, out[-1]) // step
     return out
 
 

@@ -1,12 +1,14 @@
 """The manifest: one msgpack map that names what the records only number.
 
-Keys (all but kv_mask present, ascending):
+Keys (all but kv_mask and kv_values present, ascending):
     format      "gembin manifest 1"
     inputs      [{name, size, sha256}] of every file the compile read, sha256 as hex
     kv          {type, layout_id, context, layers: [[kv_heads, head_dim, group, window], ..]}
     kv_mask     {covered, units, partial, ..} only where the compile decided what KV heads keep:
                 the share of heads, 0 to 1, that was decided on enough samples and passed the gate;
                 KV heads, and those of them that keep a part; whatever else is said about it
+    kv_values   {units, value4, ..} only where the compile decided which KV heads hold values of 4
+                bits: KV heads, and those of them that do; whatever else is said about it
     licence     text, as the checkpoint states it
     model       {name, family, hidden, vocab_rows, layers, trained_context}
     notes       [text] sentences for people: dropped tensors, ties, warnings of the compile
@@ -34,7 +36,8 @@ from gemrun.format.spec import Conf, Format, KvType, KvUnit, Layer, Role, Segmen
 TAG = "gembin manifest 1"
 MAX_DEPTH = 8
 KEYS = ("format", "inputs", "kv", "licence", "model", "notes", "options", "tensors", "tools")
-KV_MASK = "kv_mask"  # not in every manifest
+KV_MASK, KV_VALUES = "kv_mask", "kv_values"
+OPTIONAL = (KV_MASK, KV_VALUES)  # not in every manifest
 
 
 def encode(manifest: Mapping[str, Any]) -> bytes:
@@ -191,6 +194,7 @@ def build(
     tools: Mapping[str, str] | None = None,
     units: Sequence[KvUnit] = (),
     kv_mask: Mapping[str, Any] | None = None,
+    kv_values: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A whole manifest; `tensors` are tensor_entry() results in the order of TENS."""
     return {
@@ -198,6 +202,7 @@ def build(
         "inputs": [dict(i) for i in inputs],
         "kv": kv_entry(conf, layers, units),
         **({} if kv_mask is None else {KV_MASK: dict(kv_mask)}),
+        **({} if kv_values is None else {KV_VALUES: dict(kv_values)}),
         "licence": licence,
         "model": model_entry(conf),
         "notes": list(notes),
@@ -216,14 +221,16 @@ def check(
     units: Sequence[KvUnit] = (),
 ) -> None:
     """Compare a manifest with the records. FormatError(MANIFEST) names the first difference."""
-    if tuple(k for k in manifest if k != KV_MASK) != KEYS or manifest["format"] != TAG:
+    if tuple(k for k in manifest if k not in OPTIONAL) != KEYS or manifest["format"] != TAG:
         _differs("keys", list(KEYS), list(manifest))
     for key, wanted in (("kv", kv_entry(conf, layers, units)), ("model", model_entry(conf))):
         if manifest[key] != wanted:
             _differs(key, wanted, manifest[key])
     _check_shapes(manifest)
+    heads = sum(layer.kv_heads for layer in layers)
+    if KV_VALUES in manifest:
+        _check_values(manifest[KV_VALUES], heads, sum(unit.value4 for unit in units))
     if KV_MASK in manifest:
-        heads = sum(layer.kv_heads for layer in layers)
         _check_mask(manifest[KV_MASK], heads, sum(unit.partial for unit in units))
     listed = manifest["tensors"]
     if not isinstance(listed, list) or len(listed) != len(tensors):
@@ -274,6 +281,15 @@ def _check_mask(mask: Any, heads: int, partial: int) -> None:
     for key, wanted in (("units", heads), ("partial", partial)):
         if mask.get(key) != wanted:
             _differs(f"{KV_MASK}.{key}", wanted, mask.get(key))
+
+
+def _check_values(values: Any, heads: int, value4: int) -> None:
+    """kv_values against the KV heads that there are, and those of them with values of 4 bits."""
+    if not isinstance(values, dict):
+        _malformed(KV_VALUES, "a map", values)
+    for key, wanted in (("units", heads), ("value4", value4)):
+        if values.get(key) != wanted:
+            _differs(f"{KV_VALUES}.{key}", wanted, values.get(key))
 
 
 def _malformed(where: str, wanted: str, found: object) -> None:

@@ -130,19 +130,21 @@ def _rings(artifact: Artifact) -> Iterator[Row]:
 def _units(artifact: Artifact, index: int) -> Iterator[Row]:
     """The rings of a layer's KV heads, where some head of the model keeps a part."""
     layer = artifact.layers[index]
-    block = sizes.kv_block_size(artifact.conf.kv_type, layer.head_dim, layer.kv_group)
+    kv_type, at = artifact.conf.kv_type, layer.kv_offset
     for head, unit in enumerate(artifact.units_of(index)):
-        size = unit.blocks * block
-        place = (f"{layer.kv_offset + unit.first * block:#x}", str(size), str(spec.LINE))
+        size = unit.blocks * sizes.unit_block_size(kv_type, layer, unit)
+        place = (f"{at:#x}", str(size), str(spec.LINE))
         owner = f"layer {index} head {head} keeps {kept(unit)}"
+        at += size
         yield ("unit", f"kv {index}.{head}", *place, owner, Op.ATTN.name, Op.ATTN.name)
 
 
 def kept(unit: KvUnit) -> str:
     """What a KV head keeps, in tokens."""
+    values = ", values of 4 bits" if unit.value4 else ""
     if not unit.partial:
-        return "all"
-    return f"{unit.sink * spec.KV_BLOCK}+{unit.recent * spec.KV_BLOCK} tokens"
+        return f"all{values}"
+    return f"{unit.sink * spec.KV_BLOCK}+{unit.recent * spec.KV_BLOCK} tokens{values}"
 
 
 def _table(rows: Iterable[Row]) -> list[str]:

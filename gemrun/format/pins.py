@@ -64,10 +64,11 @@ def rings(
     """The rings of all KV heads, in order of layers, then heads."""
     at, every = ids_end(tokens), sizes.pad(tokens, spec.KV_BLOCK) // spec.KV_BLOCK
     for index, layer in enumerate(layers):
-        size = sizes.kv_block_size(conf.kv_type, layer.head_dim, layer.kv_group)
+        dense = sizes.kv_block_size(conf.kv_type, layer.head_dim, layer.kv_group)
         own = sizes.units_of(layer, units)
         for head in range(layer.kv_heads):
             used = min(own[head].blocks if own else layer.kv_blocks, every)
+            size = sizes.unit_block_size(conf.kv_type, layer, own[head]) if own else dense
             yield Ring(index, head, at, used, size)
             at += used * size
 

@@ -148,7 +148,7 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
     for name, entry in sections.items():
         if name != "WHOT":
             _crc(image, name, entry, Code.SECTION_CRC)
-    found = _records(image, sections)
+    found = _records(image, sections, header.required_features)
     _ram(header, sections, found)
     if verify != "fast":
         _crc(image, "WHOT", sections["WHOT"], Code.WEIGHTS_CRC)
@@ -280,7 +280,8 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
     for start, stop in [*gaps, (end, header.file_size)]:
         if any(image[start:stop]):
             raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
-    return _present(entries, bool(header.required_features & spec.Feature.KV_MASK))
+    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
+    return _present(entries, bool(header.required_features & units))
 
 
 def _entry_problem(entry: Section, name: bytes) -> str:
@@ -347,7 +348,7 @@ def _array(
     return tuple(record.unpack(data, at) for at in range(0, entry.size, entry.record_size))
 
 
-def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
+def _records(image: memoryview, sections: Mapping[str, Section], features: int) -> Records:
     conf = _array(image, sections, Conf, "CONF", 1)[0]
     records.check_conf(conf)
     layers = _array(image, sections, Layer, "LAYR", spec.MAX_LAYERS)
@@ -355,7 +356,7 @@ def _records(image: memoryview, sections: Mapping[str, Section]) -> Records:
     units: tuple[KvUnit, ...] = ()
     if spec.MASK_SECTION in sections:
         units = _array(image, sections, KvUnit, spec.MASK_SECTION, spec.MAX_UNITS)
-    records.check_layers(conf, layers, units)
+    records.check_layers(conf, layers, units, bool(features & spec.Feature.KV_VALUE4))
     segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
     records.check_segments(segments)
     tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)

@@ -90,12 +90,12 @@ def kv_element(kv_type: int) -> int:
     return {KvType.F32: 4, KvType.F16: 2, KvType.INT8: 1}[KvType(kv_type)]
 
 
-def kv_block_size(kv_type: int, head_dim: int, group: int) -> int:
-    """A ring block: 32 tokens of K and V of one kv head."""
-    token = head_dim * kv_element(kv_type)
-    if kv_type == KvType.INT8:
-        token += 2 * (head_dim // group)
-    return pad(2 * spec.KV_BLOCK * token, spec.LINE)
+def kv_block_size(kv_type: int, head_dim: int, group: int, value4: bool = False) -> int:
+    """A ring block: 32 tokens of K and V of one kv head; value4: its values have 4 bits."""
+    keys = head_dim * kv_element(kv_type)
+    values = keys // 2 if value4 else keys
+    scales = 2 * (head_dim // group) if kv_type == KvType.INT8 else 0
+    return pad(spec.KV_BLOCK * (keys + values + 2 * scales), spec.LINE)
 
 
 def kv_blocks(context: int, window: int) -> int:
@@ -124,8 +124,20 @@ def kv_layer_blocks(layer: Layer, units: Sequence[KvUnit] = ()) -> int:
 
 def kv_layer_size(kv_type: int, layer: Layer, units: Sequence[KvUnit] = ()) -> int:
     """The rings of one layer, from its kv_blocks or its units. Bytes."""
-    block = kv_block_size(kv_type, layer.head_dim, layer.kv_group)
-    return kv_layer_blocks(layer, units) * block
+    own = units_of(layer, units)
+    if own:
+        return sum(unit.blocks * unit_block_size(kv_type, layer, unit) for unit in own)
+    return kv_layer_blocks(layer) * kv_block_size(kv_type, layer.head_dim, layer.kv_group)
+
+
+def unit_block_size(kv_type: int, layer: Layer, unit: KvUnit) -> int:
+    """A ring block of a unit. Bytes."""
+    return kv_block_size(kv_type, layer.head_dim, layer.kv_group, unit.value4)
+
+
+def unit_step(kv_type: int, layer: Layer, lines: bool) -> int:
+    """Bytes that a unit's `first` counts: with Feature.KV_VALUE4 (`lines`) a line, else a block."""
+    return spec.LINE if lines else kv_block_size(kv_type, layer.head_dim, layer.kv_group)
 
 
 def rings_size(conf: Conf, layers: Iterable[Layer], units: Sequence[KvUnit] = ()) -> int:
@@ -144,7 +156,7 @@ def kv_layout_id(conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = 
     for layer in layers:
         words += [layer.kv_heads, layer.head_dim, layer.kv_group, layer.kv_blocks, layer.window]
     for unit in units:
-        words += [unit.sink, unit.recent]
+        words += [unit.sink, unit.recent | unit.flags << 16]
     return zlib.crc32(struct.pack(f"<{len(words)}I", *words))
 
 
@@ -325,6 +337,7 @@ def features_of(conf: Conf, segments: Iterable[Segment], units: Sequence[KvUnit]
     int8 = conf.kv_type == KvType.INT8
     out |= int(spec.Feature.KV_INT8 if int8 else spec.Feature.KV_FLOAT)
     out |= int(spec.Feature.KV_MASK) if units else 0
+    out |= int(spec.Feature.KV_VALUE4) if any(unit.value4 for unit in units) else 0
     for segment in segments:
         if segment.format in bits:
             out |= int(bits[Format(segment.format)])

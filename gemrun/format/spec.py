@@ -71,7 +71,7 @@ SECTIONS = (
     "WHOT",
 )
 OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
-MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK
+MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or Feature.KV_VALUE4
 
 
 def fourcc(name: str) -> int:
@@ -99,9 +99,10 @@ class Feature(IntFlag):
     KV_INT8 = 32
     KV_FLOAT = 64
     KV_MASK = 128
+    KV_VALUE4 = 256
 
 
-REQ_KNOWN = 0xFF
+REQ_KNOWN = 0x1FF
 
 
 class Isa(IntEnum):
@@ -188,6 +189,12 @@ class KvType(IntEnum):
     F32 = 0
     F16 = 1
     INT8 = 2
+
+
+class UnitFlag(IntFlag):
+    """Bits of a unit's flags."""
+
+    VALUE4 = 1
 
 
 class Buffer(IntEnum):
@@ -429,14 +436,20 @@ class KvUnit(Record):
     """What a KV head of a layer keeps, in blocks of 32 tokens; recent 0: all of the window."""
 
     sink: int = field_of("I")
-    recent: int = field_of("I")
+    recent: int = field_of("H")
+    flags: int = field_of("H")
     blocks: int = field_of("I")
-    first: int = field_of("I")
+    first: int = field_of("I")  # in blocks, with Feature.KV_VALUE4 in lines of 64 bytes
 
     @property
     def partial(self) -> bool:
         """Whether some positions leave the cache."""
         return self.recent > 0
+
+    @property
+    def value4(self) -> bool:
+        """Whether its values have 4 bits."""
+        return bool(self.flags & UnitFlag.VALUE4)
 
 
 @dataclass(frozen=True)

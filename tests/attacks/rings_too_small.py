@@ -37,12 +37,32 @@ def attack(good: bytes) -> Iterator[Attempt]:
     image = edited(masked, "LAYR", LAYER + SIZE, "Q", 4608)
     yield Attempt("rings of a layer that end too early", image, Code.LAYR)
     yield from _counts(masked)
+    yield from _values(masked)
     dense = struct.unpack_from("<Q", good, 48)[0]
     image = header_edited(good, 48, "Q", dense | Feature.KV_MASK)
     yield Attempt("the feature bit without units", image, Code.MISSING)
     features = struct.unpack_from("<Q", masked, 48)[0]
     image = header_edited(masked, 48, "Q", features & ~Feature.KV_MASK)
     yield Attempt("units without the feature bit", image, Code.MISSING)
+
+
+def _values(masked: bytes) -> Iterator[Attempt]:
+    """Blocks that are taken for smaller than they are."""
+    mixed = (TESTS / "golden/v1.0/tiny-value4.gembin").read_bytes()
+    for number in range(4):
+        image = edited(masked, "KVMK", UNIT * number + 6, "H", 1)
+        yield Attempt(f"unit {number}: 4 bits without the feature bit", image, Code.KVMK)
+        for flags in (2, 0x8000, 0xFFFF):
+            image = edited(mixed, "KVMK", UNIT * number + 6, "H", flags)
+            yield Attempt(f"unit {number}: flags {flags:#x}", image, Code.KVMK)
+    for first in (0, 1, 3, 35, 37, 2**26, 2**32 - 1):
+        image = edited(mixed, "KVMK", 3 * UNIT + 12, "I", first)
+        yield Attempt(f"a ring at line {first}, behind one of 36 lines", image, Code.KVMK)
+    image = edited(mixed, "KVMK", 3 * UNIT + 6, "H", 1)
+    yield Attempt("a layer's last ring, smaller than the layer says", image, Code.LAYR)
+    features = struct.unpack_from("<Q", mixed, 48)[0]
+    image = header_edited(mixed, 48, "Q", features & ~Feature.KV_VALUE4)
+    yield Attempt("values of 4 bits without the feature bit", image, Code.KVMK)
 
 
 def _counts(masked: bytes) -> Iterator[Attempt]:

@@ -16,7 +16,7 @@
 
 enum { STEPS = 5, FILE_MAX = 1 << 20, HEAD = 256, IDS_MAX = 256 };
 
-static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned"};
+static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned", "value4"};
 static char folder[] = "/tmp/test_session.XXXXXX";
 
 /* ---- the system, with faults ---- */
@@ -889,7 +889,7 @@ static void test_arguments(void)
     gemrun_request q = gemrun_request_default(a);
     q.max_tokens = 2, q.on_text = inside, q.user = both, q.ignore_stop_ids = 1;
     CHECK(gemrun_generate(a, "abc", &q, NULL) == 2);
-    gb_kv_unit units[4] = {{0, 0, 2, 0}, {0, 0, 2, 0}};
+    gb_kv_unit units[4] = {{.blocks = 2}, {.blocks = 2}};
     const gb_kv_unit *none = a->e.v.units;
     a->e.v.units = units; /* as the compiler's hook does */
     CHECK(gemrun_session_save(a, place("x")) == GEMRUN_E_STATE && said("a measurement hides"));

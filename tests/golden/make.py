@@ -54,6 +54,7 @@ class Kind:
     context: int = 64
     kv_heads: int = 1
     keeps: tuple[assemble.Keep, ...] = ()  # of every KV head, where one keeps a part
+    value4: tuple[bool, ...] = ()  # of every KV head, where the values of one have 4 bits
     prompt: int = 40  # ids of the second test vector
     pin: tuple[int, ...] = ()  # ids of a pinned prompt
 
@@ -75,7 +76,11 @@ PINNED = Kind(
     "tiny-pinned", KvType.INT8, Format.Q8_ROWS, Format.Q4H, True, False,
     context=160, kv_heads=2, prompt=140, pin=(VOCAB - 2, *PIN_TEXT.encode()),
 )  # fmt: skip
-KINDS = (INT4, FLOAT, RAW, MASKED, PINNED)
+# Values of 4 bits beside those of 8: in a window, and in a head that keeps a part.
+VALUE4 = replace(
+    MASKED, name="tiny-value4", kv_heads=2, value4=(False, True, True, False), prompt=141
+)
+KINDS = (INT4, FLOAT, RAW, MASKED, PINNED, VALUE4)
 
 
 @dataclass(frozen=True)
@@ -423,7 +428,7 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
     stream.matrix(Role.HEAD, -1, VOCAB, HIDDEN, kind.table)
     conf = conf_of(kind, stream)
     placed, size = assemble.place_tensors(stream.tensors, stream.segments)
-    placed_layers, units = assemble.place_units(conf, layers, kind.keeps)
+    placed_layers, units = assemble.place_units(conf, layers, kind.keeps, kind.value4)
     rings = list(placed_layers)
     table = (8, kind.context, rope_table(8, kind.context))
     canonical, digest = hdf()

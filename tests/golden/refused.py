@@ -201,8 +201,22 @@ PIN_DEFECTS: dict[str, dict[str, Defect]] = {
     },
     "MANIFEST": {"one-id-more": record("PINP", 0, "I", 101), "no-pin": without("PINP")},
 }
+# The same where the second and the third unit have values of 4 bits.
+VALUE4_DEFECTS: dict[str, dict[str, Defect]] = {
+    "KVMK": {
+        "value4-bit": header(48, "Q", 0xAB),
+        "value4-flag": record("KVMK", 32 + 6, "H", 2),
+        "value4-first": record("KVMK", 48 + 12, "I", 3),
+    },
+    "LAYR": {"value4-size": record("KVMK", 48 + 6, "H", 1)},
+}
 #: Golden artifact -> what is done to it.
-BASES = {"tiny-int4": DEFECTS, "tiny-kvmask": MASK_DEFECTS, "tiny-pinned": PIN_DEFECTS}
+BASES = {
+    "tiny-int4": DEFECTS,
+    "tiny-kvmask": MASK_DEFECTS,
+    "tiny-pinned": PIN_DEFECTS,
+    "tiny-value4": VALUE4_DEFECTS,
+}
 
 
 def damaged(good: Path) -> dict[str, bytes]:

@@ -206,7 +206,7 @@ RECORDS = {"CONF": spec.Conf, "LAYR": spec.Layer, "TENS": spec.Tensor, "SEGM": s
 EXTREMES = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
-@pytest.mark.parametrize("name", ["tiny-int4", "tiny-kvmask"])
+@pytest.mark.parametrize("name", ["tiny-int4", "tiny-kvmask", "tiny-value4"])
 @pytest.mark.parametrize("section", RECORDS)
 def test_every_record_field_at_its_extremes(engine: EngineReader, section: str, name: str) -> None:
     """Counts and sizes that wrap, zero divisors, huge offsets: every word of two records."""
@@ -269,6 +269,40 @@ def test_every_field_of_every_unit(engine: EngineReader) -> None:
                 ring = sink + recent + 1 if recent else 5
                 struct.pack_into("<III", raw, place[0] + 16 * number, sink, recent, ring)
                 tally.case(bytes(reseal(raw)), f"unit {number}: {sink} {recent}", wanted)
+    tally.report()
+
+
+def test_every_field_of_every_unit_with_values_of_4_bits(engine: EngineReader) -> None:
+    image = image_of("tiny-value4")
+    tally = Tally(engine, "fields of KVMK with values of 4 bits")
+    place = section_range(image, find(image, "KVMK"))
+    assert place is not None
+    wanted = {0, Code.KVMK, Code.LAYR, Code.RAM}
+    halves = (0, 1, 2, 3, 0x7FFF, 0x8000, 0xFFFF)
+    for at in range(place[0], place[0] + place[1], 2):
+        for value in halves:
+            raw = bytearray(image)
+            struct.pack_into("<H", raw, at, value)
+            changed = raw != image
+            code = tally.case(bytes(reseal(raw)), f"KVMK+{at - place[0]} = {value:#x}", wanted)
+            assert bool(code) == changed, f"KVMK+{at - place[0]} = {value:#x}"
+    for flags in range(16):  # every mix of flags; the rings of the file's own mix fit
+        raw = bytearray(image)
+        for number in range(4):
+            struct.pack_into("<H", raw, place[0] + 16 * number + 6, flags >> number & 1)
+        code = tally.case(bytes(reseal(raw)), f"flags {flags:#x}", wanted)
+        assert bool(code) == (raw != image)
+    tally.report()
+
+
+def test_values_of_4_bits_are_there_only_with_their_bit(engine: EngineReader) -> None:
+    bit = int(spec.Feature.KV_VALUE4)
+    tally = Tally(engine, "values of 4 bits and their bit")
+    tally.case(with_features(image_of("tiny-value4"), bit), "without the bit", {Code.KVMK})
+    tally.case(with_features(image_of("tiny-value4"), BIT), "the bit alone", {0})
+    tally.case(with_features(image_of(MASKED), bit), "rings in blocks", {Code.KVMK})
+    for other in ("tiny-int4", "tiny-f16", "tiny-q4raw"):
+        tally.case(with_features(image_of(other), bit), f"{other}: no KVMK", {Code.MISSING})
     tally.report()
 
 

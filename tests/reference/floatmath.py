@@ -146,6 +146,12 @@ def quantise_kv(x: F32, group: int) -> tuple[I32, F32]:
     return np.where(live[..., None], codes, 0), np.where(live, scale, f32(0))
 
 
+def value4(codes: I32) -> I32:
+    """Section 7: int8 codes of values to the nearest of 15 levels, 17 apart."""
+    level = (codes + 127) // 17
+    return 17 * level - 119
+
+
 # ---- norms, RoPE ----
 
 

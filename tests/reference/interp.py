@@ -161,6 +161,14 @@ class Interpreter:
                     every[head] = every[head] & part
         return np.repeat(np.stack(every, axis=1), repeat, axis=1)
 
+    def _value4(self, layer: Any) -> list[int]:
+        """KV heads whose values have 4 bits."""
+        if self.image.units is None:
+            return []
+        first = int(layer["unit_first"])
+        own = self.image.units[first : first + int(layer["kv_heads"])]
+        return [head for head, unit in enumerate(own) if unit["flags"] & rec.UNITF_VALUE4]
+
     def _mix(self, layer: Any, q: F32, k: F32, v: F32) -> F32:
         """Attention proper: [T, heads, head_dim]."""
         tokens, heads, dim = q.shape
@@ -169,6 +177,8 @@ class Interpreter:
         if kind == rec.KV_INT8:
             group = int(layer["kv_group"])
             parts = [Quantised(*fm.quantise_kv(t, group)) for t in (q, k, v)]
+            for head in self._value4(layer):
+                parts[2].codes[:, head] = fm.value4(parts[2].codes[:, head])
             dots = _int8_dots(parts[0], parts[1], repeat)
         else:
             if kind == rec.KV_F16:

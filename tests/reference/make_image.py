@@ -48,6 +48,7 @@ class Layer:
     kv_group: int = 32
     q_slabs: tuple[int, ...] = ()  # heads of each Q record; empty: one record
     units: tuple[tuple[int, int], ...] = ()  # (sink, recent) of each KV head; empty: keep all
+    value4: tuple[bool, ...] = ()  # values of each KV head have 4 bits; empty: none
     default: Formats = ((fmt.Q4H, 0),)
     formats: Mapping[int, Formats] = field(default_factory=dict)
     gains: Mapping[int, float] = field(default_factory=dict)  # by role: factor of super-scales
@@ -331,7 +332,9 @@ def place(tensors: Sequence[Tensor], start: int) -> tuple[Any, Any, bytes]:
     return np.array(rows, rec.TENSOR), np.array(segments, rec.SEGMENT), bytes(data)
 
 
-def _kv_block(kv_type: int, spec: Layer) -> int:
+def _kv_block(kv_type: int, spec: Layer, value4: bool = False) -> int:
+    if value4:
+        return 32 * (3 * spec.head_dim // 2 + 4 * (spec.head_dim // spec.kv_group))
     if kv_type == rec.KV_INT8:
         return pad(64 * (spec.head_dim + 2 * (spec.head_dim // spec.kv_group)), 64)
     return pad(64 * spec.head_dim * (4 if kv_type == rec.KV_F32 else 2), 64)
@@ -343,14 +346,20 @@ def _blocks(shape: Shape, spec: Layer) -> int:
 
 
 def _units(shape: Shape) -> Any:
-    """KVMK: there as soon as a layer names units."""
+    """KVMK: there as soon as a layer names units. With values of 4 bits `first` counts lines."""
     rows = []
-    for spec in shape.layers if any(spec.units for spec in shape.layers) else ():
+    lines = any(any(spec.value4) for spec in shape.layers)
+    masked = lines or any(spec.units for spec in shape.layers)
+    for spec in shape.layers if masked else ():
         first = 0
-        for sink, recent in spec.units or ((0, 0),) * spec.kv_heads:
+        keeps = spec.units or ((0, 0),) * spec.kv_heads
+        for (sink, recent), value4 in zip(
+            keeps, spec.value4 or (False,) * spec.kv_heads, strict=True
+        ):
             blocks = sink + recent + 1 if recent else _blocks(shape, spec)
-            rows.append(_record(rec.UNIT, sink=sink, recent=recent, blocks=blocks, first=first))
-            first += blocks
+            unit = {"sink": sink, "recent": recent, "flags": int(value4), "blocks": blocks}
+            rows.append(_record(rec.UNIT, first=first, **unit))
+            first += blocks * _kv_block(shape.kv_type, spec, value4) // 64 if lines else blocks
     return np.array(rows, rec.UNIT)
 
 
@@ -359,8 +368,12 @@ def _layers(shape: Shape, tensors: Sequence[Tensor]) -> Any:
     for index, spec in enumerate(shape.layers):
         tens = [i for i, t in enumerate(tensors) if t.layer == index]
         blocks = _blocks(shape, spec)
-        own = [int(n) for n in units["blocks"][count : count + spec.kv_heads]]
-        size = sum(own or [spec.kv_heads * blocks]) * _kv_block(shape.kv_type, spec)
+        size = spec.kv_heads * blocks * _kv_block(shape.kv_type, spec)
+        if len(units):
+            own = units[count : count + spec.kv_heads]
+            size = sum(
+                int(u["blocks"]) * _kv_block(shape.kv_type, spec, bool(u["flags"])) for u in own
+            )
         flags = rec.LAYERF_QK_NORM * spec.qk_norm | rec.LAYERF_QKV_BIAS * spec.bias
         flags |= rec.LAYERF_ATTN_SOFTCAP * bool(spec.attn_softcap)
         rows.append(
@@ -478,13 +491,15 @@ def _kv_layout_id(shape: Shape, layers: Any, units: Any) -> int:
     for row in layers:
         words += [int(row[k]) for k in ("kv_heads", "head_dim", "kv_group", "kv_blocks", "window")]
     for row in units:
-        words += [int(row["sink"]), int(row["recent"])]
+        words += [int(row["sink"]), int(row["recent"]) + 65536 * int(row["flags"])]
     return zlib.crc32(np.array(words, "<u4").tobytes())
 
 
 def _features(shape: Shape, tensors: Sequence[Tensor]) -> int:
     bits = 1 | (32 if shape.kv_type == rec.KV_INT8 else 64)
-    bits |= 128 if any(spec.units for spec in shape.layers) else 0
+    value4 = any(any(spec.value4) for spec in shape.layers)
+    bits |= 128 if value4 or any(spec.units for spec in shape.layers) else 0
+    bits |= 256 if value4 else 0
     for t in tensors:
         for kind, _ in t.segments:
             bits |= FEATURE.get(kind, 0)

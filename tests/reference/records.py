@@ -57,7 +57,10 @@ LAYER = np.dtype(
         ("sparsity_z", "<f4"), ("unit_first", "<u4"), ("reserved", "V36"),
     ]
 )  # fmt: skip
-UNIT = np.dtype([("sink", "<u4"), ("recent", "<u4"), ("blocks", "<u4"), ("first", "<u4")])
+UNIT = np.dtype(
+    [("sink", "<u4"), ("recent", "<u2"), ("flags", "<u2"), ("blocks", "<u4"), ("first", "<u4")]
+)
+UNITF_VALUE4 = 1
 SEGMENT = np.dtype(
     [("format", "<u4"), ("first_group", "<u4"), ("group_count", "<u4"), ("reserved", "<u4")]
 )

@@ -101,7 +101,8 @@ def test_rings_of_units() -> None:
     layer = Layer(kv_heads=3, head_dim=64, kv_group=64, kv_blocks=32, unit_first=2)
     block = 2 * 32 * 66
     assert [sizes.unit_blocks(layer, *keep) for keep in ((0, 0), (1, 7), (2, 28))] == [32, 9, 31]
-    units = [KvUnit()] * 2 + [KvUnit(1, 7, 9, 0), KvUnit(0, 0, 32, 9), KvUnit(1, 3, 5, 41)]
+    own = ((1, 7, 9, 0), (0, 0, 32, 9), (1, 3, 5, 41))
+    units = [KvUnit()] * 2 + [*(KvUnit(s, r, blocks=b, first=f) for s, r, b, f in own)]
     assert sizes.units_of(layer, units) == units[2:]
     assert sizes.units_of(layer, ()) == ()
     assert sizes.kv_layer_blocks(layer, units) == 46

@@ -32,11 +32,48 @@ def vectors_of(path: Path) -> bytes:
 def test_blocks_places_and_sizes_follow() -> None:
     records = make.build(make.MASKED).records
     layers, found = place_units(records.conf, records.layers, ((0, 0), (0, 0), (2, 1), (1, 2)))
-    assert found == (KvUnit(0, 0, 2, 0), KvUnit(0, 0, 2, 2), KvUnit(2, 1, 4, 0), KvUnit(1, 2, 4, 4))
+    wanted = ((0, 0, 2, 0), (0, 0, 2, 2), (2, 1, 4, 0), (1, 2, 4, 4))
+    assert found == tuple(KvUnit(s, r, blocks=b, first=f) for s, r, b, f in wanted)
     assert [layer.unit_first for layer in layers] == [0, 2]
     block = sizes.kv_block_size(records.conf.kv_type, 16, 16)
     assert [layer.kv_size for layer in layers] == [4 * block, 8 * block]
     assert [layer.kv_offset for layer in layers] == [0, 4 * block]
+
+
+def test_places_count_lines_where_values_have_4_bits() -> None:
+    records = make.build(make.MASKED).records
+    conf, keeps = records.conf, ((0, 0), (0, 0), (1, 1), (0, 0))
+    wide = sizes.kv_block_size(conf.kv_type, 16, 16)
+    narrow = sizes.kv_block_size(conf.kv_type, 16, 16, value4=True)
+    assert (wide, narrow) == (32 * (32 + 4), 32 * (24 + 4))
+    layers, found = place_units(conf, records.layers, keeps, (True, False, False, True))
+    assert [unit.flags for unit in found] == [1, 0, 0, 1]
+    assert [unit.first for unit in found] == [0, 2 * narrow // 64, 0, 3 * wide // 64]
+    assert [layer.kv_size for layer in layers] == [2 * narrow + 2 * wide, 3 * wide + 5 * narrow]
+    assert sizes.kv_size(conf, layers, found) == sizes.pad(sum(la.kv_size for la in layers), 4096)
+    features = sizes.features_of(conf, records.segments, found)
+    assert features & spec.Feature.KV_VALUE4
+    assert features & spec.Feature.KV_MASK
+    plain = place_units(conf, records.layers, keeps, [False] * 4)
+    assert plain == place_units(conf, records.layers, keeps)
+    assert sizes.kv_layout_id(conf, *plain) != sizes.kv_layout_id(conf, layers, found)
+
+
+def test_all_heads_may_keep_everything_in_4_bits() -> None:
+    records = make.build(make.MASKED).records
+    layers, found = place_units(records.conf, records.layers, (), [True] * 4)
+    assert [(unit.sink, unit.recent, unit.value4) for unit in found] == [(0, 0, True)] * 4
+    assert [layer.unit_first for layer in layers] == [0, 2]
+
+
+@pytest.mark.parametrize(("kv_type", "head_dim"), [(spec.KvType.F16, 16), (spec.KvType.INT8, 18)])
+def test_values_of_4_bits_need_an_int8_cache_and_whole_lines(kv_type: int, head_dim: int) -> None:
+    records = make.build(make.MASKED).records
+    conf = replace(records.conf, kv_type=int(kv_type))
+    group = head_dim if kv_type == spec.KvType.INT8 else 0
+    layers = [replace(layer, head_dim=head_dim, kv_group=group) for layer in records.layers]
+    with pytest.raises(FormatError, match="flags is 1"):
+        place_units(conf, layers, (), [False, False, False, True])
 
 
 @pytest.mark.parametrize("keeps", [(), [EVERYTHING] * 4])
@@ -82,6 +119,32 @@ def test_every_kv_head_has_a_unit(count: int) -> None:
 
 
 # ---- an artifact again ----
+def test_values_there_and_back(tmp_path: Path) -> None:
+    narrow = GOLDEN / "tiny-value4.gembin"
+    units.with_units(narrow, tmp_path / "a", KEEPS, fill=lambda _: vectors_of(narrow))
+    with read_artifact(tmp_path / "a") as artifact:
+        assert not any(units.value4_of(artifact))
+        assert units.keeps_of(artifact) == KEEPS
+        wide = sum(layer.kv_size for layer in artifact.layers)
+    units.with_units(
+        tmp_path / "a", tmp_path / "b", KEEPS, value4=make.VALUE4.value4,
+        kv_values={"units": 4, "value4": 2}, fill=lambda _: vectors_of(narrow),
+    )  # fmt: skip
+    with read_artifact(tmp_path / "b") as artifact:
+        assert units.value4_of(artifact) == make.VALUE4.value4
+        assert artifact.manifest["kv_values"] == {"units": 4, "value4": 2}
+        assert sum(layer.kv_size for layer in artifact.layers) == wide - (2 + 3) * 32 * 8
+    units.with_units(
+        tmp_path / "b", tmp_path / "c", KEEPS, value4=make.VALUE4.value4,
+        fill=lambda _: vectors_of(narrow),
+    )  # fmt: skip
+    assert (tmp_path / "c").read_bytes() == narrow.read_bytes()
+    wrong = {"units": 4, "value4": 3}
+    units.with_units(tmp_path / "b", tmp_path / "d", KEEPS, kv_values=wrong)
+    with pytest.raises(FormatError, match=r"kv_values\.value4 is 3, the records say 0"):
+        read_artifact(tmp_path / "d")
+
+
 def test_the_same_units_give_the_same_file(tmp_path: Path) -> None:
     done = units.with_units(MASKED, tmp_path / "a", KEEPS, fill=lambda _: vectors_of(MASKED))
     assert (tmp_path / "a").read_bytes() == MASKED.read_bytes()
