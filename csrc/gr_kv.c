@@ -2,8 +2,8 @@
  *
  * A layer's ring is [kv head][block]; a block holds 32 tokens of one head: K codes, K scales, V
  * codes (of 4 bits in some heads), V scales. Position p stands in block (p / 32) mod blocks; a head
- * that keeps a part has its first blocks, the sink, before its ring. The ring is written after the whole chunk has attended,
- * so a chunk never evicts what its own first tokens see. */
+ * that keeps a part has its first blocks, the sink, before its ring. The ring is written after the
+ * whole chunk has attended, so a chunk never evicts what its own first tokens see. */
 #include "gr_model.h"
 
 /* Parts of a ring block, in bytes from its start. */
