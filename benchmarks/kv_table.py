@@ -1,7 +1,8 @@
 """The KV cache in its kinds, side by side: bytes, and what they cost in quality and time.
 
     python benchmarks/kv_table.py CHECKPOINT --work FOLDER [--context 2048] [--ratio 0.1]
-                                  [--gate default] [--gate top1=0.95,kl=0.01] [--threads N]
+                                  [--gate default] [--gate top1=0.95,kl=0.01] [--keep BLOCKS]
+                                  [--texts 16] [--threads N]
 
 Compiles the checkpoint with a float16 and an int8 cache (--effort fast: all rows have the same
 weights, byte for byte), measures what KV heads may keep once, and takes a template for each --gate
@@ -37,6 +38,7 @@ from gemmake.cli import GATES
 from gemmake.emit import Host
 from gemmake.hdf import load_hdf
 from gemmake.kvmask import heldout, mix
+from gemmake.kvmask.budgets import SINK
 from gemmake.kvmask.gates import SUMS, Passage, compare, logits_of
 from gemmake.kvmask.stage import decide, reading
 from gemmake.kvmask.window import Measure
@@ -91,6 +93,13 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--ratio", type=float, default=0.1, help="of 10,000 calibration windows")
     parser.add_argument("--gate", action="append", help="as --kv-gate, or default; may be repeated")
+    parser.add_argument(
+        "--keep", action="append", type=int, default=[],
+        help="without measuring: every head without a window keeps so many blocks of 32 tokens",
+    )  # fmt: skip
+    parser.add_argument(
+        "--texts", type=int, default=heldout.COUNT, help="held-out texts of quality"
+    )
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -100,8 +109,9 @@ def main() -> int:
         sample_ratio=given.ratio,
     )  # fmt: skip
     with shown("kv_table", verbose=True) as reporter:
-        rows, state = make(options, given.gate or ["default"], reporter)
-        texts, asked = read(state, rows)
+        gates = given.gate or ([] if given.keep else ["default"])
+        rows, state = make(options, gates, given.keep, reporter)
+        texts, asked = read(state, rows, given.texts)
     paths = [row.path for row in rows if row.path is not None]
     costs = dict(zip(paths, judge(paths, texts, asked, given.threads), strict=True))
     hits = {path: hit_rate(path, given.threads) for path in paths}
@@ -136,7 +146,7 @@ def main() -> int:
 
 # ---- artifacts ----
 def make(
-    options: CompileOptions, gates: Sequence[str], reporter: Reporter
+    options: CompileOptions, gates: Sequence[str], keep: Sequence[int], reporter: Reporter
 ) -> tuple[list[Row], State]:
     """The artifacts of all rows; and the state of the one with an int8 cache."""
     half = compiled(options, KvType.DENSE, reporter)
@@ -167,6 +177,16 @@ def make(
                 said, planned(path), path, mask.get("saved", 0.0),
             )
         )  # fmt: skip
+    for blocks in keep:
+        path = options.output.with_name(f"keep{blocks}.gembin")
+        keeps = [
+            (0, 0) if layer.window else (SINK, blocks - SINK)
+            for layer in state.layers
+            for _ in range(layer.kv_heads)
+        ]
+        with_units(int8, path, keeps)
+        name = f"int8, every head without a window keeps {32 * blocks} tokens"
+        rows.append(Row(name, "not judged", planned(path), path))
     return rows, state
 
 
@@ -205,7 +225,7 @@ def resident_kv(path: Path) -> int:
 
 
 # ---- quality ----
-def read(state: State, rows: Sequence[Row]) -> tuple[list[Passage], list[Passage]]:
+def read(state: State, rows: Sequence[Row], count: int) -> tuple[list[Passage], list[Passage]]:
     """Held-out texts, and recall texts of a seed of no mix."""
     path = next(row.path for row in rows if row.path is not None)
     with reading(state, path) as reader:
@@ -215,7 +235,7 @@ def read(state: State, rows: Sequence[Row]) -> tuple[list[Passage], list[Passage
             mix.window(SEED, at, state.options.context, how)
             for at, _ in zip(places, range(RECALLS), strict=False)
         ]
-        held_out = heldout.windows(state.options.context, reader.ids, reader.render)
+        held_out = heldout.windows(state.options.context, reader.ids, reader.render, count)
         return [reader.passage(w) for w in held_out], [reader.passage(w) for w in recall]
 
 

@@ -252,6 +252,10 @@ def test_texts_of_the_user(tiny_checkpoint: Callable[..., Path], tmp_path: Path)
     done = gemmake(tiny_checkpoint("llama3"), output, "--calibration", str(folder))
     assert done.returncode == 0, done.stderr
     assert 0 < mask_of(output)["windows"] <= 100
+    more = ("--calibration", str(folder), "--prefill-sample-ratio", "0.02", "--effort", "full")
+    done = gemmake(tiny_checkpoint("llama3"), output, *more)
+    assert done.returncode == 0, done.stderr
+    assert mask_of(output)["curve"][-1][6] > 0  # answers: the last ones of conversations
     (folder / "c.jsonl").write_text('{"text": "fine"}\n{"texts": 3}\n', encoding="utf-8")
     done = gemmake(tiny_checkpoint("llama3"), output, "--calibration", str(folder))
     assert done.returncode == 2

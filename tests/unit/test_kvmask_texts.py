@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from gemmake.calibration import load_text
 from gemmake.errors import GemError, UsageError
 from gemmake.kvmask import texts
+from gemmake.kvmask.chat import Chat, encode
 from gemmake.kvmask.texts import Text, own, read
 from gemmake.kvmask.window import Measure, Messages
+from gemmake.options import CompileOptions, KvType
+from gemmake.passes.template import Layout
 
 CONTEXT = 1024
 WORDS = ("pump", "tank", "valve", "meter", "robot", "lamp", "river", "stone", "paper", "green")
@@ -316,3 +320,18 @@ def test_the_same_text_gives_the_same_windows(
 
 def test_built_in_windows_come_from_here_too() -> None:
     assert len(list(texts.windows(0.001, 0, CONTEXT))) == 10
+
+
+def test_weights_see_conversations_through_the_template_too(tmp_path: Path) -> None:
+    talk = chat(("user", "Which code?"), ("assistant", "It is 4711."))
+    path = jsonl(tmp_path, talk, {"text": "Plain."}, talk)
+    layout = Layout(0, ("\0001\0", "", "", "\0002\0", "\0002\0", "\0002\0", "", "", ""))
+    options = CompileOptions(
+        Path("m"), "t", Path("o"), kv_type=KvType.DYNAMIC_SPARSE, calibration=path
+    )
+    said = "\0001\0Which code?\0002\0It is 4711."
+    text, file = load_text(options, Chat(layout))
+    assert text == f"{said}\n\nPlain.\n\n{said}"
+    assert encode(said, lambda part: [len(part)]) == [1, 11, 2, 11]
+    assert file.sha256 != load_text(options)[1].sha256
+    assert "User: Which code?" in load_text(options)[0]
