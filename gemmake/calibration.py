@@ -24,6 +24,7 @@ from gemmake.engine import Capture, Engine
 from gemmake.errors import CheckpointError, UsageError
 from gemmake.files import read_small
 from gemmake.hdf import show
+from gemmake.kvmask.chat import Chat, encode
 from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Role
 from gemmake.options import CompileOptions, KvType, Quantization
 from gemmake.passes import layout, quant
@@ -52,10 +53,11 @@ STEP_OF_ROLE: Mapping[int, spec.Op] = {
 }
 
 
-def load_text(options: CompileOptions) -> tuple[str, InputFile]:
-    """The calibration text and its identity. Raises UsageError for an unreadable file."""
-    if options.calibration is not None and options.sparse and _are_many(options.calibration):
-        name, data = show(options.calibration.name), _joined(options.calibration)
+def load_text(options: CompileOptions, chat: Chat | None = None) -> tuple[str, InputFile]:
+    """The calibration text and its identity; of conversations in the model's template. Raises
+    UsageError for an unreadable file."""
+    if options.calibration is not None and are_many(options):
+        name, data = show(options.calibration.name), _joined(options.calibration, chat)
     elif options.calibration is None:
         name = "calibration.txt"
         data = (resources.files("gemmake") / "data" / name).read_bytes()
@@ -79,17 +81,23 @@ def load_text(options: CompileOptions) -> tuple[str, InputFile]:
     return text, InputFile(name, len(data), hashlib.sha256(data).hexdigest())
 
 
-def _are_many(path: Path) -> bool:
-    """Whether a path holds texts one by one, which only a sparse cache takes."""
-    return path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson")
+def are_many(options: CompileOptions) -> bool:
+    """Whether the user gave texts one by one, which only a sparse cache takes."""
+    path = options.calibration
+    many = path is not None and (path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson"))
+    return many and options.sparse
 
 
-def _joined(path: Path) -> bytes:
+def _joined(path: Path, chat: Chat | None) -> bytes:
     """All of the user's texts behind each other, up to MAX_TEXT bytes."""
     from gemmake.kvmask import texts, window  # big tables of words
 
-    found = texts.read(path)
-    joined = "\n\n".join(t.text if t.messages is None else window.plain(t.messages) for t in found)
+    render = None if chat is None else chat.render
+    found = [
+        one.text if one.messages is None else window.rendered(one.messages, render)
+        for one in texts.read(path)
+    ]
+    joined = "\n\n".join(found)
     return joined.encode()[:MAX_TEXT].decode("utf-8", "ignore").encode()  # no half of a character
 
 
@@ -214,7 +222,8 @@ def begin(state: State, host: Host, folder: Path) -> tuple[FloatRows, int]:
     """
     small = images.tokenizer_only(state, len(state.text.encode()))
     with images.written(small, folder, host) as path, Engine(path, 1, host.baseline) as engine:
-        ids = engine.encode(state.text)
+        many = are_many(state.options)  # conversations among them have marks
+        ids = encode(state.text, engine.encode) if many else engine.encode(state.text)
     info = state.model.spec
     turns = info.generation
     bos = [turns.bos_id] if turns.add_bos and turns.bos_id is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from gemrun import console
 from gemrun.format.writer import show
 
 PATH = click.Path(path_type=Path)
+GATES = ",".join(f"{name}={value}" for name, value in asdict(KvGate()).items())
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -39,7 +41,7 @@ def _refuse(name: str) -> Decorator:
 
 
 def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> KvGate:
-    """kl=0.005,top1=0.97,perplexity=0.005 in any order; what is left out keeps its default."""
+    """GATES in any order; what is left out keeps its default."""
     given: dict[str, float] = {}
     for part in (value or "").split(",") if value else ():
         name, _, number = part.partition("=")
@@ -48,8 +50,7 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
             KvGate(**given)
         except (ValueError, TypeError):
             raise click.UsageError(
-                f"--kv-gate: {part.strip() or 'nothing'} is no gate; use kl=0.005,top1=0.97,"
-                "perplexity=0.005 or some of them"
+                f"--kv-gate: {part.strip() or 'nothing'} is no gate; use {GATES} or some of them"
             ) from None
     return KvGate(**given)
 
@@ -127,9 +128,8 @@ class Gemmake(Word):
     "kv_gate",
     callback=_gate,
     default=None,
-    metavar="kl=..,top1=..,perplexity=..",
-    help="dynamic-sparse, int4 values: what it may cost on held-out text.  "
-    "[default: 0.005, 0.97, 0.005]",
+    metavar="kl=..,top1=..",
+    help=f"dynamic-sparse, int4 values: what it may cost on held-out text.  [default: {GATES}]",
 )
 @click.option(
     "--kv-minutes",

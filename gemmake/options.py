@@ -72,6 +72,9 @@ class KvGate:
     kl: float = 0.005  # mean Kullback-Leibler divergence, nats a token
     top1: float = 0.97  # share of tokens with the same best next token
     perplexity: float = 0.005  # relative rise
+    recall: float = (
+        0.01  # share of the tokens of recalled answers that it may get wrong in addition
+    )
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class CompileOptions:
         _within("--kv-gate kl", self.kv_gate.kl, 0, 10, "nats")
         _within("--kv-gate top1", self.kv_gate.top1, 0, 1, "of the tokens")
         _within("--kv-gate perplexity", self.kv_gate.perplexity, 0, 10, "times")
+        _within("--kv-gate recall", self.kv_gate.recall, 0, 1, "of the answers")
         if self.kv_minutes is not None:
             _within("--kv-minutes", self.kv_minutes, 0.1, 10_000, "minutes")
         if self.run_threads is not None:

@@ -95,6 +95,7 @@ def write(state: State, host: Host, reporter: Reporter) -> tuple[State, writer.W
         for line in (*mask_lines(state), *values.log_lines(state)):
             reporter.info(line)
         written = _write_again(state, Path(out.partial), tallies, host, reporter)
+        losses_path(options.output).unlink(missing_ok=True)
     return state, written, tallies
 
 

@@ -19,6 +19,7 @@ from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
 from gemmake.hdf import load_hdf
+from gemmake.kvmask.chat import compiled
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
 from gemmake.options import CompileOptions
@@ -174,7 +175,10 @@ def with_text(state: State) -> State:
     options = state.options
     if not (options.feedback or options.measured_kv):
         return state
-    text, file = calibration.load_text(options)
+    chat = None
+    if calibration.are_many(options):  # the template before its turn: conversations go through it
+        chat = compiled(chat_template(state).tmpl, state.model.spec.vocab_rows)
+    text, file = calibration.load_text(options, chat)
     return replace(state, text=text, inputs=(*state.inputs, file))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gemmake.check import masks, pinned, weights
+from gemmake.check.judged import judged
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan
@@ -263,6 +264,24 @@ class Cache(Rule):
         return replace(self.ok(text), details=tuple(masks.table(artifact)))
 
 
+class MaskQuality(Rule):
+    """What the mask costs, as the compile measured it."""
+
+    id = "kv-quality"
+    hint = "compile again: gemmake takes no mask that does not pass its gates"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """The recorded figures against the recorded gates; what else was judged, with --verbose."""
+        artifact = subject.artifact
+        told = judged(artifact.manifest.get(manifest.KV_MASK))
+        if told is None or not masks.partial(artifact):
+            return None
+        found = self.ok if told.passed else self.warn
+        text = f"KV mask on held-out text: {told.text}"
+        finding = found(text if told.passed else f"{text}; beyond the recorded gates")
+        return replace(finding, details=tuple(told.table()))
+
+
 def _mb(size: int) -> str:
     return f"{size / 1e6:.2f} MB"
 
@@ -403,6 +422,7 @@ RULES: tuple[Rule, ...] = (
     Quantisation(),
     Mask(),
     Cache(),
+    MaskQuality(),
     Temperature(),
     Tables(),
     StopIds(),

@@ -6,6 +6,7 @@ a time. Looked at are positions of which something is hidden: beyond what the sm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,26 +17,27 @@ import numpy.typing as npt
 
 from gemmake.kvmask.budgets import FULL
 from gemmake.kvmask.choose import Template
-from gemmake.options import KvGate
+from gemmake.kvmask.quality import Quality
 from gemrun.context import Config, GemRunContext
 from gemrun.hooks import see_less
 
 PIECE = 32  # tokens that both caches take by turns
+#: Of `compare`: KL(full || less), equal best tokens, negative log likelihood of the next ids,
+#: ids of answers that are the best token of less, and of full.
+SUMS = ("kl", "top1", "nll", "nll_less", "right", "right_dense")
 
 
 @dataclass(frozen=True)
-class Quality:
-    """Against the cache that keeps everything."""
+class Passage:
+    """Token ids of a text, and which of them is the first of the answer that ends it."""
 
-    kl: float
-    top1: float
-    perplexity: float  # relative rise; negative where it fell
-    tokens: int  # looked at
+    ids: Sequence[int]
+    answer: int | None = None  # None: it ends with none
 
-
-def holds(gate: KvGate, found: Quality) -> bool:
-    """Whether a template passes."""
-    return found.kl <= gate.kl and found.top1 >= gate.top1 and found.perplexity <= gate.perplexity
+    def asked(self, first: int, count: int) -> npt.NDArray[np.bool_]:
+        """Which of so many ids from `first` on belong to the answer."""
+        answer = len(self.ids) if self.answer is None else self.answer
+        return np.arange(first, first + count) >= answer
 
 
 class Judge:
@@ -70,16 +72,17 @@ class Judge:
     def judge(
         self,
         template: Template,
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Passage],
         from_token: int,
         advance: Callable[[int], None] = lambda _tokens: None,
     ) -> Quality:
-        """Over texts of token ids, each from an empty cache; positions below from_token are read
-        and not looked at."""
+        """Over texts, each from an empty cache; positions below from_token are read and not looked
+        at."""
         self._kept = see_less(self._less, self._records(template))
-        sums = np.zeros(4)  # kl, equal best, nll of all, nll of less
-        count = 0
-        for ids in texts:
+        sums = np.zeros(len(SUMS))
+        count = answers = 0
+        for text in texts:
+            ids = text.ids
             self._full.reset_kv_cache()
             self._less.reset_kv_cache()
             for first in range(0, len(ids) - 1, PIECE):
@@ -89,12 +92,15 @@ class Judge:
                     self._less.prefill(piece)
                     continue
                 nexts = np.asarray(ids[first + 1 : first + 1 + len(piece)])
-                full, less = self._logits(self._full, piece), self._logits(self._less, piece)
-                sums += compare(full[: len(nexts)], less[: len(nexts)], nexts)
+                full, less = logits_of(self._full, piece), logits_of(self._less, piece)
+                asked = text.asked(first + 1, len(nexts))
+                sums += compare(full[: len(nexts)], less[: len(nexts)], nexts, asked)
                 count += len(nexts)
+                answers += int(asked.sum())
             advance(len(ids))
-        kl, top1, all_nll, less_nll = (sums / max(count, 1)).tolist()
-        return Quality(kl, top1, float(np.expm1(less_nll - all_nll)), count)
+        kl, top1, all_nll, less_nll, _, _ = (sums / max(count, 1)).tolist()
+        rise = float(np.expm1(less_nll - all_nll))
+        return Quality(kl, top1, rise, count, answers, right=int(sums[4]), right_dense=int(sums[5]))
 
     def _records(self, template: Template) -> list[tuple[int, ...]]:
         return [
@@ -105,31 +111,41 @@ class Judge:
             for head, budget in enumerate(row)
         ]
 
-    @staticmethod
-    def _logits(context: GemRunContext, ids: list[int]) -> npt.NDArray[np.float32]:
-        found: list[npt.NDArray[np.float32]] = []
-        context.eval(ids, lambda _position, logits: found.append(np.array(logits, np.float32)))
-        return np.stack(found)
+
+def logits_of(context: GemRunContext, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Append ids; the logits after each of them [ids, vocabulary]."""
+    found: list[npt.NDArray[np.float32]] = []
+    context.eval(ids, lambda _position, logits: found.append(np.array(logits, np.float32)))
+    return np.stack(found)
 
 
 def compare(
-    full: npt.NDArray[np.float32], less: npt.NDArray[np.float32], nexts: npt.NDArray[np.int64]
+    full: npt.NDArray[np.float32],
+    less: npt.NDArray[np.float32],
+    nexts: npt.NDArray[np.int64],
+    asked: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float64]:
-    """Sums over tokens of KL(full || less), equal best tokens, and both negative log likelihoods
-    of the next ids. Logits [tokens, vocabulary]."""
-    p, q = _log_softmax(full), _log_softmax(less)
-    rows = np.arange(len(nexts))
-    return np.array(
-        [
-            float((np.exp(p) * (p - q)).sum(dtype=np.float64)),
-            float((full.argmax(1) == less.argmax(1)).sum()),
-            -float(p[rows, nexts].sum(dtype=np.float64)),
-            -float(q[rows, nexts].sum(dtype=np.float64)),
-        ]
-    )
+    """SUMS over tokens. Logits [tokens, vocabulary]; the next ids, and which of them are of an
+    answer. A token at a time: its logits stay in the cache."""
+    sums = np.zeros(len(SUMS))
+    for z, y, token, answers in zip(full, less, nexts, asked, strict=True):
+        e, norm = _exponentials(z)
+        _, norm_less = _exponentials(y)
+        apart = float((e * (z - y)).sum(dtype=np.float64)) / float(e.sum(dtype=np.float64))
+        best, best_less = z.argmax(), y.argmax()
+        sums += (
+            apart - norm + norm_less,
+            best == best_less,
+            norm - float(z[token]),
+            norm_less - float(y[token]),
+            answers and best_less == token,
+            answers and best == token,
+        )
+    return sums
 
 
-def _log_softmax(z: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    shifted = z - z.max(1, keepdims=True)
-    out: npt.NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return out
+def _exponentials(z: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], float]:
+    """exp(z) up to a factor, and the logarithm of their sum."""
+    most = z.max()
+    e: npt.NDArray[np.float32] = np.exp(z - most)
+    return e, float(most) + math.log(float(e.sum(dtype=np.float64)))

@@ -28,6 +28,7 @@ FILE = "heldout.txt"
 COUNT = 16
 LONGEST = 1536  # tokens
 SEED = 1_000_000_007  # of no mix
+ROWS = 3  # of a table that are asked for
 REPORTS = ("bridge", "turbine", "laboratory")
 CHAPTERS = ("introduction", "method", "results", "discussion")
 MARGIN = 48  # tokens around what the weights have seen; token counts of parts do not add up exactly
@@ -49,9 +50,12 @@ def sayings(rng: random.Random, words: Words, names: Sequence[str]) -> list[str]
 
 
 def asked(rng: random.Random, words: Words, names: Sequence[str]) -> tuple[str, str]:
-    """A question and its answer, from one of some slots."""
-    question, answer = (say(rng, text, words) for text in words[rng.choice(names)][0].split(" => "))
-    return question, answer
+    """The questions of some slots, in random order, and their answers."""
+    pairs = [words[name][0].split(" => ") for name in rng.sample(names, len(names))]
+    questions, answers = (
+        [say(rng, text, words) for text in part] for part in zip(*pairs, strict=True)
+    )
+    return " ".join(questions), " ".join(answers)
 
 
 def report(rng: random.Random, chars: int, number: int) -> Draft:
@@ -124,9 +128,10 @@ def table(rng: random.Random, chars: int) -> Draft:
         total += points
         facts.append((name, points, remark))
         lines.append(f"| {name} | {points} | {total} | {remark} |")
-    name, points, remark = rng.choice(facts[: max(1, len(facts) // 3)])
-    answer = f"{points} points, {remark}."
-    question = f"How many points has {name}, and what is the remark?"
+    early = facts[: max(1, len(facts) // 3)]
+    chosen = rng.sample(early, min(ROWS, len(early)))
+    answer = "\n".join(f"{name}: {points} points, {remark}." for name, points, remark in chosen)
+    question = f"How many points have {', '.join(name for name, _, _ in chosen)}, with what remark?"
     return Draft(text="\n".join([*lines, "", question, answer]), answer=answer)
 
 

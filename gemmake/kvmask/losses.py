@@ -47,7 +47,7 @@ class Losses:
         shares: F64 = self.lost / added[None, :, None]
         return shares
 
-    def recall(self, share: float) -> F64:
+    def kept_mass(self, share: float) -> F64:
         """[budgets, layers, kv heads]: the attention that is kept in `share` of the tokens."""
         counts = self.hidden.cumsum(-1)
         enough = counts >= share * counts[..., -1:]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gemmake.kvmask.quality import Quality, words
 from gemmake.passes.layout import kv_bytes
 from gemmake.state import State
 from gemrun.format import assemble, spec
@@ -26,15 +27,14 @@ def mask_lines(state: State) -> Iterator[str]:
         return
     yield f"Dynamic sparse mask generated for {mask['partial_heads']}/{heads} attention heads"
     if "windows" in mask:
+        chats = "by the chat template" if mask["chat_template"] else "as plain text"
         yield (
-            f"KV heads measured on {mask['windows']} windows, {mask['tokens']} tokens; judged on "
-            f"{mask['quality']['tokens']} held-out tokens"
+            f"KV heads measured on {mask['windows']} windows, {mask['tokens']} tokens, "
+            f"conversations {chats}; judged on {mask['quality']['tokens']} held-out tokens"
         )
-        for steps, saved, kl, top1, rise, _ in mask["curve"]:
-            yield (
-                f"  {steps:>5} steps: {saved:6.1%} of the cache's blocks saved, KL {kl:.5f}, equal "
-                f"best token {top1:.2%}, perplexity {rise:+.2%}"
-            )
+        for steps, saved, *figures in mask["curve"]:
+            said = words(Quality(*figures))
+            yield f"  {steps:>5} steps: {saved:6.1%} of the cache's blocks saved, {said}"
 
 
 def kv_lines(state: State) -> list[str]:
@@ -61,9 +61,7 @@ def kv_lines(state: State) -> list[str]:
 def _cost(mask: Mapping[str, Any]) -> str:
     if not mask["partial"]:
         return "no head keeps less: nothing passed the gates, or there was nothing to measure"
-    q = mask["quality"]
     return (
         f"{mask['partial']} of {mask['units']} KV heads keep a part; on held-out text, against the "
-        f"same weights with all of it: KL {q['kl']:.4f}, equal best token {q['top1']:.2%}, "
-        f"perplexity {q['perplexity']:+.2%}"
+        f"same weights with all of it: {words(Quality(**mask['quality']))}"
     )

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from gemmake.kvmask.budgets import FULL, Budget, budgets_for
 from gemmake.kvmask.choose import Step, Template, all_steps, saved_blocks, template_of
-from gemmake.kvmask.gates import Judge, Quality, holds
+from gemmake.kvmask.gates import Judge, Passage
 from gemmake.kvmask.losses import Losses, Meter
-from gemmake.kvmask.saved import Saved
+from gemmake.kvmask.quality import Quality, holds
+from gemmake.kvmask.saved import Looks, Saved
 from gemmake.model import Model
 from gemmake.options import KvGate
 from gemmake.progress import Reporter
@@ -49,7 +50,7 @@ class Found:
     covered: float  # share of heads whose budget was decided on enough samples and judged
     point: Point  # of the template
     curve: tuple[Point, ...]  # every template that was judged, the least saving first
-    recall: tuple[tuple[float, ...], ...]  # [layers][kv heads] kept attention in 95 % of tokens
+    kept_mass: tuple[tuple[float, ...], ...]  # [layers][kv heads] of attention, in 95 % of tokens
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ class Task:
 def find(
     task: Task,
     windows: Sequence[Sequence[int]],
-    held_out: Sequence[Sequence[int]],
+    held_out: Sequence[Passage],
     reporter: Reporter,
 ) -> Found:
-    """The largest template that passes the gates. windows, held_out: token ids."""
+    """The largest template that passes the gates. windows: token ids."""
     budgets = budgets_for(task.context)
-    losses = measure(task, budgets, windows, reporter)
+    looks: Looks = {}
+    losses = measure(task, budgets, windows, reporter, looks)
     usable = [i for i, samples in enumerate(losses.seen) if samples >= ENOUGH]
     shares = losses.shares()[usable]
     steps = all_steps(shares, [budgets[i] for i in usable], _full_blocks(task))
@@ -85,14 +87,18 @@ def find(
 
     def points(judge: Judge) -> list[Point]:
         def look(count: int) -> Point:
-            quality = judge.judge(
-                template_of(steps[:count], heads), held_out, from_token, reporter.advance
-            )
-            return Point(count, saved_blocks(steps[:count]) / total, quality)
+            if count in looks:  # before the compile was stopped
+                reporter.advance(tokens)
+            else:
+                template = template_of(steps[:count], heads)
+                looks[count] = judge.judge(template, held_out, from_token, reporter.advance)
+                task.saved.store(losses, looks)
+            return Point(count, saved_blocks(steps[:count]) / total, looks[count])
 
         return search(len(steps), look, task.gate)
 
-    reporter.start("judging what heads may keep", sum(map(len, held_out)) * rounds(len(steps)))
+    tokens = sum(len(text.ids) for text in held_out)
+    reporter.start("judging what heads may keep", tokens * rounds(len(steps)))
     with Judge(task.image, task.threads, task.baseline, task.blocks) as judge:
         judged = points(judge) if steps and held_out else []
     return _found(task, losses, steps, heads, judged)
@@ -103,8 +109,10 @@ def measure(
     budgets: Sequence[Budget],
     windows: Sequence[Sequence[int]],
     reporter: Reporter,
+    looks: Looks,
 ) -> Losses:
-    """Losses over the windows, as many as there is time for, going on where a run was stopped."""
+    """Losses over the windows, as many as there is time for, going on where a run was stopped;
+    then looks at templates of the same losses may be known, too."""
     reporter.start("measuring what heads may lose", sum(map(len, windows)))
     config: Config = {
         "threads": task.threads,
@@ -118,11 +126,12 @@ def measure(
         meter = Meter(context, task.model, budgets)
         if not budgets:
             return meter.losses
-        task.saved.load(meter.losses)
+        task.saved.load(meter.losses, looks)
         reporter.advance(sum(map(len, windows[: meter.losses.windows])))
         for first in range(meter.losses.windows, len(windows), STORE_EVERY):
             if until is not None and time.monotonic() > until:
                 break
+            looks.clear()  # of other losses
             some = windows[first : first + STORE_EVERY]
             meter.run(_told(some, reporter.advance))
             task.saved.store(meter.losses)
@@ -189,13 +198,13 @@ def _found(
         covered=decided / eligible if eligible else 0.0,
         point=best,
         curve=tuple(sorted([none, *judged], key=lambda p: p.steps)),
-        recall=_recall(losses, template),
+        kept_mass=_kept_mass(losses, template),
     )
 
 
-def _recall(losses: Losses, template: Template) -> tuple[tuple[float, ...], ...]:
+def _kept_mass(losses: Losses, template: Template) -> tuple[tuple[float, ...], ...]:
     """Attention that is kept in 95 % of the tokens, by head; 1 where everything is."""
-    kept = losses.recall(0.95)
+    kept = losses.kept_mass(0.95)
     return tuple(
         tuple(
             1.0 if budget == FULL else float(kept[losses.budgets.index(budget), layer, head])

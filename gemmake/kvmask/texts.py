@@ -24,6 +24,7 @@ from gemmake.kvmask.window import (
     Messages,
     Render,
     TokensOf,
+    Window,
     check_limit,
     rendered,
 )
@@ -39,6 +40,7 @@ HELD_OUT_EVERY = 5
 LONGEST = 1100  # tokens, of a part of a longer text
 WHOLE = 2600  # tokens, of a conversation that is not cut
 LENGTHS = (90, 35, 70, 35, 70)  # percent of the longest: about the lengths of the mix
+KIND = "own"  # of windows
 LEAST_TOKENS = 16  # what is shorter says nothing about a cache
 FORMS = '{"messages": [..]}, {"conversations": [..]}, {"prompt": ".."} or {"text": ".."}'
 
@@ -62,8 +64,8 @@ class Text:
 class Own:
     """The user's texts in windows: those to measure on, and those to judge by."""
 
-    windows: tuple[str, ...]
-    held_out: tuple[str, ...]
+    windows: tuple[Window, ...]
+    held_out: tuple[Window, ...]
 
 
 def own(
@@ -88,12 +90,12 @@ def own(
     chosen = spread(found, max(HELD_OUT_EVERY, count * HELD_OUT_EVERY // (HELD_OUT_EVERY - 1)))
     last = HELD_OUT_EVERY - 1
     return Own(
-        tuple(text for i, text in enumerate(chosen) if i % HELD_OUT_EVERY != last),
-        tuple(text for i, text in enumerate(chosen) if i % HELD_OUT_EVERY == last),
+        tuple(window for i, window in enumerate(chosen) if i % HELD_OUT_EVERY != last),
+        tuple(window for i, window in enumerate(chosen) if i % HELD_OUT_EVERY == last),
     )
 
 
-def spread(items: Sequence[str], count: int) -> list[str]:
+def spread(items: Sequence[Window], count: int) -> list[Window]:
     """At most `count` items, evenly spread."""
     count = min(count, len(items))
     return [items[i * len(items) // count] for i in range(count)]
@@ -250,7 +252,7 @@ class _Piece:
     tokens: int
 
 
-def pack(texts: Sequence[Text], measure: Measure, most_tokens: int) -> Iterator[str]:
+def pack(texts: Sequence[Text], measure: Measure, most_tokens: int) -> Iterator[Window]:
     """Windows in the order of the texts: short ones are joined up to the length in turn."""
     most = measure.room(most_tokens)
     lengths = cycle(min(LONGEST, most) * percent // 100 for percent in LENGTHS)
@@ -269,10 +271,16 @@ def pack(texts: Sequence[Text], measure: Measure, most_tokens: int) -> Iterator[
         yield from _shown(held, measure)
 
 
-def _shown(piece: _Piece, measure: Measure) -> Iterator[str]:
-    """The text of a window, unless it is too short to be worth anything."""
-    if piece.tokens >= LEAST_TOKENS:
-        yield _text(piece.content, measure)
+def _shown(piece: _Piece, measure: Measure) -> Iterator[Window]:
+    """The window, unless it is too short to be worth anything. Of a conversation the last answer
+    is what has to be right."""
+    if piece.tokens < LEAST_TOKENS:
+        return
+    messages, text = piece.content.messages, _text(piece.content, measure)
+    answer = messages[-1][1].strip() if messages and messages[-1][0] == "assistant" else ""
+    shown = text.rstrip()
+    ends = bool(answer) and shown.endswith(answer)  # a template may change it
+    yield Window(KIND, text, messages, len(shown) - len(answer) if ends else None)
 
 
 def _text(content: Text, measure: Measure) -> str:

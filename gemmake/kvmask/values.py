@@ -23,9 +23,10 @@ import numpy as np
 from gemmake.emit import Host
 from gemmake.kvmask.budgets import Budget
 from gemmake.kvmask.choose import Template, Unit
-from gemmake.kvmask.gates import Judge, Quality, holds
+from gemmake.kvmask.gates import Judge, Passage
 from gemmake.kvmask.losses import EVERY, F64, grams
-from gemmake.kvmask.stage import DIGITS, _texts
+from gemmake.kvmask.quality import Quality, holds, words
+from gemmake.kvmask.stage import DIGITS, quality_of, texts_of
 from gemmake.kvmask.template import Point, rounds, search
 from gemmake.kvmask.window import LEAST as LEAST_CONTEXT
 from gemmake.progress import Reporter
@@ -87,7 +88,7 @@ def decide(state: State, image: Path, host: Host, reporter: Reporter) -> State:
     heads keep everything in 8 bits."""
     if state.options.context < LEAST_CONTEXT or not steps_of(state, no_shares(state)):
         return replace(state, kv_values=nothing(state), notes=(*state.notes, _why_nothing(state)))
-    windows, held_out = _texts(state, image)
+    windows, held_out = texts_of(state, image)
     with host.clock.timed("kv values"):
         found = measure(state, image, host, some_of(windows), reporter)
         steps = steps_of(state, found.shares())
@@ -200,7 +201,7 @@ def judge(
     image: Path,
     host: Host,
     steps: Sequence[Step],
-    held_out: Sequence[Sequence[int]],
+    held_out: Sequence[Passage],
     reporter: Reporter,
 ) -> list[Point]:
     """The templates that the search for the most steps has looked at."""
@@ -208,7 +209,8 @@ def judge(
         return []
     layers, _ = assemble.place_units(state.conf, state.layers, state.keeps)
     total = sum(layer.kv_size for layer in layers)
-    reporter.start("judging values of 4 bits", sum(map(len, held_out)) * rounds(len(steps)))
+    tokens = sum(len(text.ids) for text in held_out)
+    reporter.start("judging values of 4 bits", tokens * rounds(len(steps)))
     threads = min(host.threads, spec.MAX_THREADS)
     blocks = [layer.kv_blocks for layer in state.layers]
 
@@ -236,25 +238,15 @@ def entry(state: State, found: Measured, best: Point, curve: Sequence[Point]) ->
         "tokens": found.tokens,
         "gate": asdict(state.options.kv_gate),
         "saved": round(best.saved, DIGITS),
-        "quality": _quality(best),
+        "quality": quality_of(best),
         "curve": [
-            [p.steps, round(p.saved, DIGITS), *_quality(p).values()]
+            [p.steps, round(p.saved, DIGITS), *quality_of(p).values()]
             for p in sorted(curve, key=lambda p: p.steps)
         ],
         "changed": [
             [float(f"{share:.3g}") for share in row[:heads]]
             for row, heads in zip(shares.tolist(), _kv_heads(state), strict=True)
         ],
-    }
-
-
-def _quality(point: Point) -> dict[str, float | int]:
-    q = point.quality
-    return {
-        "kl": round(q.kl, DIGITS),
-        "top1": round(q.top1, DIGITS),
-        "perplexity": round(q.perplexity, DIGITS),
-        "tokens": q.tokens,
     }
 
 
@@ -287,11 +279,9 @@ def log_lines(state: State) -> Iterator[str]:
         f"Values of 4 bits measured on {values['windows']} windows, {values['tokens']} tokens; "
         f"judged on {values['quality']['tokens']} held-out tokens"
     )
-    for steps, saved, kl, top1, rise, _ in values["curve"]:
-        yield (
-            f"  {steps:>5} heads: {saved:6.1%} of the cache's bytes saved, KL {kl:.5f}, equal best "
-            f"token {top1:.2%}, perplexity {rise:+.2%}"
-        )
+    for steps, saved, *figures in values["curve"]:
+        said = words(Quality(*figures))
+        yield f"  {steps:>5} heads: {saved:6.1%} of the cache's bytes saved, {said}"
 
 
 def kv_lines(state: State) -> list[str]:
@@ -305,12 +295,10 @@ def kv_lines(state: State) -> list[str]:
     wide, _ = assemble.place_units(state.conf, state.layers, state.keeps)
     narrow, _ = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
     before, after = (sum(layer.kv_size for layer in layers) for layers in (wide, narrow))
-    q = values["quality"]
     lines = [
         f"KV cache, values of 4 bits in {values['value4']} of {values['units']} KV heads: "
         f"{after / MB:.2f} MB, {after / before - 1:+.1%}; on held-out text, against the same "
-        f"weights with all of it in 8 bits: KL {q['kl']:.4f}, equal best token {q['top1']:.2%}, "
-        f"perplexity {q['perplexity']:+.2%}"
+        f"weights with all of it in 8 bits: {words(Quality(**values['quality']))}"
     ]
     if values["wide"]:
         lines.append(f"  values that keep 8 bits: {wide_text(values['wide'])}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compiling import compiled
+from gemmake.kvmask.gates import Judge
+from gemmake.options import Effort, KvGate, KvType
 from gemrun import GemRunContext
 from gemrun.format.reader import read_artifact
 from gemrun.format.units import keeps_of
@@ -53,6 +58,13 @@ def test_what_is_kept_passes_the_gates_and_saves_what_it_says(sparse: Path) -> N
     assert mask["quality"]["top1"] >= 0.5
     assert mask["quality"]["perplexity"] <= 0.005
     assert mask["quality"]["tokens"] > 1000
+    assert mask["quality"]["answers"] > 100
+    assert (
+        mask["quality"]["right_dense"] - mask["quality"]["right"]
+        <= 0.01 * mask["quality"]["answers"]
+    )
+    assert mask["gate"]["recall"] == 0.01
+    assert mask["chat_template"] is True
     steps = [point[0] for point in mask["curve"]]
     saved = [point[1] for point in mask["curve"]]
     assert steps == sorted(set(steps))
@@ -64,7 +76,7 @@ def test_what_is_kept_passes_the_gates_and_saves_what_it_says(sparse: Path) -> N
         full = sum(layer.kv_heads * layer.kv_blocks for layer in artifact.layers)
         kept = sum(unit.blocks for unit in artifact.units)
         assert 1 - kept / full == pytest.approx(mask["saved"], abs=1e-5)
-        assert all(0 <= share <= 1 for row in mask["recall"] for share in row)
+        assert all(0 <= share <= 1 for row in mask["kept_mass"] for share in row)
 
 
 def test_bytes_do_not_depend_on_threads_or_a_stop(
@@ -95,6 +107,68 @@ def test_bytes_do_not_depend_on_threads_or_a_stop(
     assert left == ["two.gembin", "two.gembin.memmap"]
 
 
+class Stopped(BaseException):
+    """As by a signal."""
+
+
+def test_a_stop_while_templates_are_judged_keeps_what_was_judged(
+    sparse: Path,
+    tiny_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[object] = []
+    judge = Judge.judge
+
+    def counted(self: Judge, *given: Any) -> Any:
+        if stop_at is not None and len(judged) == stop_at:
+            raise Stopped
+        judged.append(judge(self, *given))
+        return judged[-1]
+
+    monkeypatch.setattr(Judge, "judge", counted)
+    output = tmp_path / "judged.gembin"
+    options: dict[str, Any] = {
+        "kv_type": KvType.DYNAMIC_SPARSE, "context": CONTEXT, "sample_ratio": 0.01,
+        "kv_gate": KvGate(kl=0.02, top1=0.5), "effort": Effort.FAST,
+    }  # fmt: skip
+    stop_at: int | None = 2
+    with pytest.raises(Stopped):
+        compiled(tiny_checkpoint("llama3"), output, **options)
+    assert [p.name for p in tmp_path.iterdir()] == ["judged.gembin.losses"]
+    stop_at = None
+    compiled(tiny_checkpoint("llama3"), output, **options)
+    assert len(judged) == len(mask_of(sparse)["curve"]) - 1  # with that of no step
+    assert output.read_bytes() == sparse.read_bytes()
+    assert not output.with_name("judged.gembin.losses").exists()
+
+
+def test_recall_is_a_gate(
+    sparse: Path,
+    tiny_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where answers get lost nothing is left out, however good the other figures are."""
+    judge = Judge.judge
+
+    def forgetful(self: Judge, *given: Any) -> Any:
+        found = judge(self, *given)
+        return replace(found, right=0, right_dense=found.answers // 50)
+
+    monkeypatch.setattr(Judge, "judge", forgetful)
+    kept = []
+    for recall in (0.01, 0.02):
+        output = tmp_path / "recall.gembin"
+        compiled(
+            tiny_checkpoint("llama3"), output,
+            kv_type=KvType.DYNAMIC_SPARSE, context=CONTEXT, sample_ratio=0.01,
+            kv_gate=KvGate(kl=0.02, top1=0.5, recall=recall), effort=Effort.FAST,
+        )  # fmt: skip
+        kept.append(mask_of(output)["partial"])
+    assert kept == [0, mask_of(sparse)["partial"]]
+
+
 def test_it_tells_what_it_does(sparse: Path) -> None:
     log = sparse.with_suffix(".log").read_text(encoding="utf-8")
     mask = mask_of(sparse)
@@ -107,6 +181,7 @@ def test_it_tells_what_it_does(sparse: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "Dynamic sparse mask covers 100.0% of attention heads (expected >90%)" in done.stdout
+    assert re.search(r"✓ KV mask on held-out text: KL .*, recall .* of \d+ tokens\n", done.stdout)
 
 
 def test_runs_do_not_depend_on_threads_chunks_or_reuse(sparse: Path) -> None:
@@ -129,6 +204,7 @@ def test_gates_that_nothing_passes_leave_the_dense_cache(
     done = gemmake(tiny_checkpoint("llama3"), output, "--kv-gate", "kl=0,top1=1,perplexity=0")
     assert done.returncode == 0, done.stderr
     assert "no head keeps less" in done.stdout
+    assert "conversations by the chat template; judged on" in done.stdout + done.stderr
     with read_artifact(output) as artifact:
         assert not artifact.units
         assert artifact.manifest["kv_mask"]["partial"] == 0
@@ -176,6 +252,10 @@ def test_texts_of_the_user(tiny_checkpoint: Callable[..., Path], tmp_path: Path)
     done = gemmake(tiny_checkpoint("llama3"), output, "--calibration", str(folder))
     assert done.returncode == 0, done.stderr
     assert 0 < mask_of(output)["windows"] <= 100
+    more = ("--calibration", str(folder), "--prefill-sample-ratio", "0.02", "--effort", "full")
+    done = gemmake(tiny_checkpoint("llama3"), output, *more)
+    assert done.returncode == 0, done.stderr
+    assert mask_of(output)["curve"][-1][6] > 0  # answers: the last ones of conversations
     (folder / "c.jsonl").write_text('{"text": "fine"}\n{"texts": 3}\n', encoding="utf-8")
     done = gemmake(tiny_checkpoint("llama3"), output, "--calibration", str(folder))
     assert done.returncode == 2

@@ -181,6 +181,58 @@ def test_a_mask_of_which_nothing_is_recorded() -> None:
     ]
 
 
+QUALITY = {
+    "kl": 0.0024, "top1": 0.971, "perplexity": -0.0003, "tokens": 9000,
+    "answers": 200, "right": 121, "right_dense": 123,
+}  # fmt: skip
+GATE = {"kl": 0.005, "top1": 0.97, "perplexity": 0.005, "recall": 0.01}
+CURVE = [[0, 0.0, 0.0, 1.0, 0.0, 0, 0, 0, 0], [7, 0.117, *QUALITY.values()]]
+
+
+def test_quality_of_the_mask(tmp_path: Path) -> None:
+    """As recorded, against the recorded gates."""
+    told = {"covered": 1.0, "units": 4, "partial": 1, "quality": QUALITY, "curve": CURVE}
+    for gate, mark, more in (
+        (GATE, Severity.OK, ""),
+        ({**GATE, "recall": 0.009}, Severity.WARNING, "; beyond the recorded gates"),
+        ({**GATE, "kl": 0.002}, Severity.WARNING, "; beyond the recorded gates"),
+    ):
+        make.write(masked(**told, gate=gate), tmp_path / "a")
+        report = check_file(tmp_path / "a")
+        assert line(report, "kv-quality") == (
+            f"{mark.value} KV mask on held-out text: KL 0.00240, equal best token 97.10%, "
+            f"perplexity -0.03%, recall 60.5% (dense 61.5%) of 200 tokens{more}"
+        )
+    details = next(f for f in report.findings if f.rule == "kv-quality").details
+    assert [" ".join(row.split())[:24] for row in details[1:]] == [
+        "0.0% KL 0.00000, equal b",
+        "11.7% KL 0.00240, equal ",
+    ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"quality": QUALITY},
+        {"quality": QUALITY, "gate": 3},
+        {"quality": {**QUALITY, "right": -1}, "gate": GATE},
+        {"quality": {**QUALITY, "kl": float("nan")}, "gate": GATE},
+        {"quality": {**QUALITY, "kl": "0"}, "gate": GATE},
+        {"quality": QUALITY, "gate": GATE, "curve": [["x"]]},
+        {"quality": QUALITY, "gate": GATE, "curve": [[float("inf")] * 9]},
+    ],
+)
+def test_quality_of_another_form_is_not_shown(tmp_path: Path, told: dict[str, object]) -> None:
+    make.write(masked(covered=1.0, units=4, partial=1, **told), tmp_path / "a")
+    report = check_file(tmp_path / "a")
+    assert not any(f.rule == "kv-quality" for f in report.findings)
+    make.write(masked(covered=1.0, units=4, partial=1, quality={"kl": 0.1, "top1": 0.9,
+               "perplexity": 0.1, "tokens": 5}, gate={"kl": 1, "top1": 0, "perplexity": 1},
+               curve=[[], [1.0] * 30]), tmp_path / "b")  # fmt: skip
+    assert "KL 0.10000" in line(check_file(tmp_path / "b"), "kv-quality")
+
+
 def test_a_mask_that_masks_nothing(write: Callable[[make.Golden], Path]) -> None:
     """Decided, and every head keeps everything: there is no KVMK."""
     golden = make.build(make.INT4)

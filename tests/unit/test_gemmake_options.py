@@ -52,6 +52,7 @@ def test_unsupported_options_are_refused_by_name_in_one_sentence(pair: tuple[str
         ("kv_gate", KvGate(kl=-1), "--kv-gate kl"),
         ("kv_gate", KvGate(top1=1.1), "--kv-gate top1"),
         ("kv_gate", KvGate(perplexity=float("nan")), "--kv-gate perplexity"),
+        ("kv_gate", KvGate(recall=-0.01), "--kv-gate recall"),
     ],
 )
 def test_numbers_out_of_range_are_refused_with_the_range(
@@ -80,4 +81,4 @@ def test_a_gate_that_is_none_is_refused_with_the_form(text: str) -> None:
     line = [*BASE, "--kv-cache-type", "dynamic-sparse", "--kv-gate", text]
     result = CliRunner().invoke(main, line)
     assert result.exit_code == 2
-    assert "use kl=0.005,top1=0.97,perplexity=0.005" in " ".join(result.stderr.split())
+    assert "use kl=0.005,top1=0.97,perplexity=0.005,recall=0.01" in " ".join(result.stderr.split())

@@ -10,9 +10,10 @@ import pytest
 
 from gemmake.kvmask.budgets import FULL, SIZES, Budget, budgets_for
 from gemmake.kvmask.choose import all_steps, blocks_of, saved_blocks, steps_of, template_of
-from gemmake.kvmask.gates import Quality, compare, holds
+from gemmake.kvmask.gates import SUMS, Passage, compare
 from gemmake.kvmask.losses import BINS, Losses
-from gemmake.kvmask.saved import MAGIC, Saved
+from gemmake.kvmask.quality import Quality, holds, words
+from gemmake.kvmask.saved import MAGIC, Looks, Saved
 from gemmake.kvmask.template import Point, rounds, search
 from gemmake.options import KvGate
 
@@ -85,12 +86,26 @@ def test_the_search_finds_the_last_that_passes(passing: int) -> None:
 
 
 def test_every_gate_closes() -> None:
-    gate = KvGate(kl=0.005, top1=0.97, perplexity=0.005)
+    gate = KvGate(kl=0.005, top1=0.97, perplexity=0.005, recall=0.01)
     assert holds(gate, Quality(0.005, 0.97, 0.005, 1))
     assert holds(gate, Quality(0.0, 1.0, -0.5, 1))
     for bad in (Quality(0.0051, 1, 0, 1), Quality(0, 0.969, 0, 1), Quality(0, 1, 0.0051, 1)):
         assert not holds(gate, bad)
     assert not holds(gate, Quality(float("nan"), 1, 0, 1))
+    for lost in range(5):  # of 300 tokens of answers; three are one point
+        assert holds(gate, Quality(0, 1, 0, 900, 300, 123 - lost, 123)) == (lost <= 3)
+    assert holds(gate, Quality(0, 1, 0, 900, 300, 150, 123)), "more right than before"
+    assert holds(KvGate(recall=1.0), Quality(0, 1, 0, 900, 300, 0, 300))
+    assert not holds(KvGate(recall=0.0), Quality(0, 1, 0, 900, 300, 299, 300))
+
+
+def test_recall_is_told_where_there_are_answers() -> None:
+    assert "recall" not in words(Quality(0.001, 0.99, 0.001, 900))
+    found = words(Quality(0.00123, 0.991, 0.0012, 900, 200, 121, 123))
+    assert found == (
+        "KL 0.00123, equal best token 99.10%, perplexity +0.12%, recall 60.5% (dense 61.5%) of 200 "
+        "tokens"
+    )
 
 
 def test_comparison_is_that_of_float64() -> None:
@@ -107,8 +122,22 @@ def test_comparison_is_that_of_float64() -> None:
         -np.log(p[rows, nexts]).sum(),
         -np.log(q[rows, nexts]).sum(),
     ]
-    assert compare(full, less, nexts) == pytest.approx(wanted, rel=1e-4)
-    assert compare(full, full, nexts)[:2].tolist() == [0.0, 7.0]
+    none, every = np.zeros(7, bool), np.ones(7, bool)
+    assert compare(full, less, nexts, none)[:4] == pytest.approx(wanted, rel=1e-4)
+    assert compare(full, full, nexts, none)[:2].tolist() == [0.0, 7.0]
+    assert len(compare(full, less, nexts, none)) == len(SUMS)
+    nexts[2:5] = less[2:5].argmax(1)
+    nexts[5] = full[5].argmax()
+    for asked in (none, every, np.arange(7) >= 4):
+        right = [int((z.argmax(1) == nexts)[asked].sum()) for z in (less, full)]
+        assert compare(full, less, nexts, asked)[4:].tolist() == right
+    assert right[0] >= 1
+
+
+def test_which_tokens_are_an_answer() -> None:
+    text = Passage(list(range(50)), 40)
+    assert text.asked(33, 32).tolist() == [at >= 40 for at in range(33, 65)]
+    assert not Passage(list(range(50))).asked(33, 17).any()
 
 
 def losses(seed: int | None = None) -> Losses:
@@ -140,9 +169,13 @@ def test_losses_on_the_way_come_back_for_the_same_work_only(tmp_path: Path) -> N
         assert np.array_equal(a, b)
     assert (back.windows, back.tokens, back.seen.tolist()) == (25, 12345, [3, 4, 5])
     assert not Saved(saved.path, {"root": "01", "windows": "11"}).load(losses())
-    saved.drop()
-    saved.drop()
-    assert not saved.path.exists()
+    looks: Looks = {}
+    assert saved.load(losses(), looks)
+    assert not looks
+    judged = {7: Quality(0.1, 0.9, -0.01, 5000, 200, 120, 121), 3: Quality(0.0, 1.0, 0.0, 5000)}
+    saved.store(made, judged)
+    assert saved.load(back, looks)
+    assert looks == judged
 
 
 def test_damaged_losses_are_measured_again(tmp_path: Path) -> None:
@@ -165,9 +198,9 @@ def test_damaged_losses_are_measured_again(tmp_path: Path) -> None:
     assert not saved.load(losses())
 
 
-def test_recall_is_of_the_tokens_that_lose_most() -> None:
+def test_kept_mass_is_of_the_tokens_that_lose_most() -> None:
     made = losses()
     made.hidden[..., 0] = 96  # of 100 tokens 96 lose nothing to speak of
     made.hidden[..., BINS // 2] = 4
-    assert made.recall(0.95) == pytest.approx(np.full((3, 2, 2), 0.999))
-    assert made.recall(0.99) == pytest.approx(np.full((3, 2, 2), 0.499))
+    assert made.kept_mass(0.95) == pytest.approx(np.full((3, 2, 2), 0.999))
+    assert made.kept_mass(0.99) == pytest.approx(np.full((3, 2, 2), 0.499))

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from gemmake.calibration import load_text
 from gemmake.errors import GemError, UsageError
 from gemmake.kvmask import texts
+from gemmake.kvmask.chat import Chat, encode
 from gemmake.kvmask.texts import Text, own, read
 from gemmake.kvmask.window import Measure, Messages
+from gemmake.options import CompileOptions, KvType
+from gemmake.passes.template import Layout
 
 CONTEXT = 1024
 WORDS = ("pump", "tank", "valve", "meter", "robot", "lamp", "river", "stone", "paper", "green")
@@ -182,7 +186,7 @@ def test_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 # ---- windows ----
 def lengths(found: texts.Own) -> list[int]:
-    return [len(split(text)) for text in (*found.windows, *found.held_out)]
+    return [len(split(window.text)) for window in (*found.windows, *found.held_out)]
 
 
 def test_a_long_text_is_cut_into_windows_of_the_lengths_of_the_mix(tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_long_text_is_cut_into_windows_of_the_lengths_of_the_mix(tmp_path: Pat
     assert max(counts) < CONTEXT
     assert sum(count > 512 for count in counts) >= 0.5 * len(counts)
     assert sum(counts) == len(split(path.read_text()))
-    assert all(text.endswith(".") for text in found.windows), "cut inside of a sentence"
+    assert all(w.text.endswith(".") for w in found.windows), "cut inside of a sentence"
 
 
 def test_every_fifth_window_is_held_out(tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_a_ratio_takes_windows_from_all_of_the_text(tmp_path: Path) -> None:
     few = own(path, 0.002, CONTEXT, split)
     assert (len(few.windows), len(few.held_out)) == (20, 5)
     whole = list(texts.pack(read(path), Measure(split), CONTEXT))
-    places = sorted(whole.index(text) for text in (*few.windows, *few.held_out))
+    places = sorted(whole.index(window) for window in (*few.windows, *few.held_out))
     assert places[0] == 0
     assert places[-1] >= 0.9 * len(whole)
     assert own(path, 0.002, CONTEXT, split) == few
@@ -225,8 +229,9 @@ def test_short_conversations_are_joined_as_one(tmp_path: Path) -> None:
     talks = [chat(("user", prose(40, n)), ("assistant", prose(60, -n))) for n in range(1, 200)]
     found = own(jsonl(tmp_path, *talks), 1.0, CONTEXT, split)
     assert sum(count > 512 for count in lengths(found)) >= 0.4 * len(lengths(found))
-    assert found.windows[0].startswith("User: ")
-    assert found.windows[0].count("\n\nUser: ") == found.windows[0].count("\n\nAssistant: ") - 1
+    first = found.windows[0].text
+    assert first.startswith("User: ")
+    assert first.count("\n\nUser: ") == first.count("\n\nAssistant: ") - 1
 
 
 def test_prompts_and_other_system_messages_are_not_joined_into_a_conversation() -> None:
@@ -245,9 +250,9 @@ def test_a_long_conversation_is_cut_between_turns() -> None:
     talk = Text(messages=(("system", "Be brief."), *turns))
     found = list(texts.pack([talk], Measure(split), CONTEXT))
     assert len(found) > 5
-    for text in found:
-        assert text.startswith("System: Be brief.\n\nUser: ")
-        assert len(split(text)) < CONTEXT
+    for window in found:
+        assert window.text.startswith("System: Be brief.\n\nUser: ")
+        assert len(split(window.text)) < CONTEXT
     assert len(list(texts.pack([talk], Measure(split), 16_000))) > 1, "longer than WHOLE"
 
 
@@ -260,8 +265,8 @@ def test_a_conversation_that_fits_stays_whole() -> None:
 def test_one_message_that_is_too_long_is_cut_as_text() -> None:
     talk = Text(messages=(("user", prose(5000)), ("assistant", "Yes.")))
     found = list(texts.pack([talk], Measure(split), CONTEXT))
-    assert all(len(split(text)) < CONTEXT for text in found)
-    assert sum(len(split(text)) for text in found) >= 5000
+    assert all(len(split(window.text)) < CONTEXT for window in found)
+    assert sum(len(split(window.text)) for window in found) >= 5000
 
 
 @pytest.mark.parametrize(
@@ -271,7 +276,7 @@ def test_text_without_breaks_is_cut_somewhere(text: str) -> None:
     def bytewise(text: str) -> list[int]:
         return list(text.encode())
 
-    found = list(texts.pack([Text(text)], Measure(bytewise), 512))
+    found = [window.text for window in texts.pack([Text(text)], Measure(bytewise), 512)]
     assert all(0 < len(part.encode()) < 512 for part in found)
     assert "".join("".join(found).split()) == "".join(text.split())
 
@@ -286,7 +291,23 @@ def test_conversations_go_through_the_template(tmp_path: Path) -> None:
 
     talks = [chat(("user", prose(400, n)), ("assistant", prose(60, -n))) for n in range(1, 30)]
     found = own(jsonl(tmp_path, *talks), 1.0, CONTEXT, split, render)
-    assert all(text.startswith("<user>") and "<assistant>" in text for text in found.windows)
+    for window in (*found.windows, *found.held_out):
+        assert window.text.startswith("<user>")
+        assert window.messages is not None
+        assert window.text[window.answer_at :] == window.messages[-1][1]
+
+
+def test_answers_of_the_user_are_the_last_ones(tmp_path: Path) -> None:
+    """Plain text, questions without answer and answers that a template changes have none."""
+    talk = chat(("user", prose(300)), ("assistant", " " + prose(30) + ". "))
+    asks = {"prompt": prose(400, 1)}
+    path = jsonl(tmp_path, *[talk, asks, {"text": prose(600, 2)}] * 5)
+    found = [*own(path, 1.0, CONTEXT, split).windows]
+    assert {w.answer_at is not None for w in found if w.messages is None} == {False}
+    talks = [w for w in found if w.messages is not None and w.messages[-1][0] == "assistant"]
+    assert talks
+    changed = own(path, 1.0, CONTEXT, split, lambda said: "".join(t.upper() for _, t in said))
+    assert all(w.answer_at is None for w in changed.windows)
 
 
 @pytest.mark.parametrize("tokens_of", [split, None])
@@ -299,3 +320,18 @@ def test_the_same_text_gives_the_same_windows(
 
 def test_built_in_windows_come_from_here_too() -> None:
     assert len(list(texts.windows(0.001, 0, CONTEXT))) == 10
+
+
+def test_weights_see_conversations_through_the_template_too(tmp_path: Path) -> None:
+    talk = chat(("user", "Which code?"), ("assistant", "It is 4711."))
+    path = jsonl(tmp_path, talk, {"text": "Plain."}, talk)
+    layout = Layout(0, ("\0001\0", "", "", "\0002\0", "\0002\0", "\0002\0", "", "", ""))
+    options = CompileOptions(
+        Path("m"), "t", Path("o"), kv_type=KvType.DYNAMIC_SPARSE, calibration=path
+    )
+    said = "\0001\0Which code?\0002\0It is 4711."
+    text, file = load_text(options, Chat(layout))
+    assert text == f"{said}\n\nPlain.\n\n{said}"
+    assert encode(said, lambda part: [len(part)]) == [1, 11, 2, 11]
+    assert file.sha256 != load_text(options)[1].sha256
+    assert "User: Which code?" in load_text(options)[0]
