@@ -125,7 +125,7 @@ static int help(void)
          "has a chat template: --chat and --interactive use that. --option=value works as well.\n"
          "Defaults are in parentheses.\n"
          "\n"
-         "With --session a raw prompt goes on behind the text, and an empty one from its end; with\n"
+         "With --session a raw prompt goes on behind the text, an empty one from its end; with\n"
          "--chat a turn is put behind the conversation, whose earlier answers stay as they were\n"
          "made. Interactive ones are saved when stdin ends (Ctrl-D).\n");
     for (size_t i = 0; i < OPTIONS; i++) {
