@@ -437,7 +437,6 @@ class Daemon:
             "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
-            "reused": last.get("reused"),
         }
 
     def info(self) -> dict[str, Any]:
@@ -575,7 +574,8 @@ LOGGED = frozenset(
 
 def _lock(folder: Path) -> int:
     """A descriptor that holds the state folder. Raises ApiError where another daemon does."""
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with explained(folder):
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
