@@ -209,6 +209,8 @@ class Daemon:
                     await self._load(load)
             except ApiError as error:
                 self.warn(f"{load.name}: was not loaded: {error.message}")
+            except Exception as error:  # whatever is wrong with one, the others are loaded
+                self.warn(f"{load.name}: was not loaded: {type(error).__name__}: {error}")
         self._place_disabled()
         notify(f"STATUS={self.models.active or 'no model'}")
 
