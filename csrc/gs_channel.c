@@ -183,7 +183,7 @@ static uint64_t id_of(const gs_frame *f)
 
 /* ---- requests (gemrun --serve only) ---- */
 
-typedef enum field_kind { WHOLE32, WHOLE64, REAL, FLAG, MILLISECONDS } field_kind;
+typedef enum field_kind { WHOLE32, WHOLE64, REAL, FLAG, MILLISECONDS, ENDING } field_kind;
 
 #define AT(field) offsetof(gemrun_request, field)
 static const struct field {
@@ -199,7 +199,9 @@ static const struct field {
               {"seed", WHOLE64, AT(seed)},
               {"deadline_ms", MILLISECONDS, AT(deadline_ns)},
               {"ignore_stop_ids", FLAG, AT(ignore_stop_ids)},
-              {"speculate", WHOLE32, AT(speculate)}, {"reuse", FLAG, AT(reuse)}};
+              {"speculate", WHOLE32, AT(speculate)},
+              {"reuse", FLAG, AT(reuse)},
+              {"on_full", ENDING, AT(on_full)}};
 
 typedef struct job { /* a request as the engine takes it; strings lie in the job's frame */
     gs_channel *c;
@@ -211,6 +213,18 @@ typedef struct job { /* a request as the engine takes it; strings lie in the job
     gemrun_stats s;
     bool lost; /* nobody reads its text */
 } job;
+
+/* What is done at the end of the context, by its word. */
+static bool ending_of(const gs_value *v, uint32_t *out)
+{
+    static const char *const words[] = {"stop", "mark", "slide"}; /* as GEMRUN_FULL_STOP and on */
+    bool found = false;
+    for (uint32_t i = 0; v->kind == GS_STRING && !found && i < 3; i++) {
+        found = strcmp(v->text, words[i]) == 0;
+        *out = i;
+    }
+    return found;
+}
 
 static bool set_field(gemrun_request *q, const struct field *f, const gs_value *v)
 {
@@ -229,6 +243,8 @@ static bool set_field(gemrun_request *q, const struct field *f, const gs_value *
     case REAL:
         *(float *)(void *)to = (float)v->number;
         return number;
+    case ENDING:
+        return ending_of(v, (uint32_t *)(void *)to);
     default:
         *(uint32_t *)(void *)to = v->kind == GS_TRUE;
         return v->kind == GS_TRUE || v->kind == GS_FALSE;
@@ -378,6 +394,7 @@ static void put_run(gs_out *o, const gemrun_stats *s)
     gs_whole(o, "drafted", s->drafted);
     gs_whole(o, "accepted", s->accepted);
     gs_whole(o, "reused", s->reused);
+    gs_whole(o, "slides", s->slides);
     gs_whole(o, "nonfinite_errors", s->nonfinite_errors);
 }
 

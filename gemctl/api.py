@@ -159,6 +159,7 @@ class GenerateParams(Params):
     ignore_stop_ids: bool = False
     speculate: Annotated[int, Field(ge=0, le=6)] | None = None
     reuse: bool = False
+    on_full: Literal["stop", "mark", "slide"] = "stop"
     deadline_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
     priority: Literal["high", "normal", "low"] = "normal"
     stream: bool = True
@@ -173,8 +174,7 @@ class GenerateParams(Params):
         """What the engine is told: only what was given."""
         kept = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
         more = ("repetition_penalty", "ignore_stop_ids", "speculate", "stop", "banned")
-        made = {key: getattr(self, key) for key in (*kept, *more)}
-        made["reuse"] = self.reuse or None
+        made = {key: getattr(self, key) for key in (*kept, *more, "reuse", "on_full")}
         if self.messages is not None:
             made["messages"] = [{"role": m.role, "text": m.text} for m in self.messages]
         return {key: value for key, value in made.items() if value is not None}
@@ -338,9 +338,12 @@ class Api:
         started = time.monotonic()
         self.models.model(p.name)
         digest = self._digest(p.name, p.digest)
-        await self.models.procedure(self.models.load(p.name, digest))
-        self.models.loaded(p.name)
+        await self.models.procedure(self._load(p.name, digest))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
+
+    async def _load(self, name: str, digest: str | None) -> None:
+        await self.models.load(name, digest)
+        self.models.loaded(name)
 
     async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()

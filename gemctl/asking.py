@@ -254,6 +254,7 @@ def generate(
     stop: tuple[str, ...],
     ban: tuple[int, ...],
     ignore_eos: bool,
+    reuse: bool,
     **more: Any,
 ) -> None:
     """gemctl generate: the text as it comes; with --json one object at the end."""
@@ -265,6 +266,8 @@ def generate(
         params["banned"] = list(ban)
     if ignore_eos:
         params["ignore_stop_ids"] = True
+    if reuse:
+        params["reuse"] = True
     messages = [{"role": "system", "text": system}] if system is not None else []
     if chat or system is not None:
         params["messages"] = [*messages, {"role": "user", "text": text}]

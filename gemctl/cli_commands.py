@@ -366,6 +366,12 @@ def switch_model(session: Session, name: str) -> None:
 @click.option("--ignore-eos", is_flag=True, help="go on past the end of the answer")
 @click.option("--speculate", type=Number(0, 6, whole=True),
               help="guess up to N tokens ahead: same answer, fewer steps")  # fmt: skip
+@click.option("--reuse", is_flag=True,
+              help="keep for the next prompt that begins alike, use what is kept: same answer, "
+                   "sooner")  # fmt: skip
+@click.option("--on-full", type=kinds.Word(["stop", "mark", "slide"]), default="stop",
+              show_default=True,
+              help="at the end of the context: stop, mark the text, or slide on")  # fmt: skip
 @click.option("--deadline-ms", type=Number(1, 86_400_000, "ms", whole=True),
               help="fail rather than answer later")  # fmt: skip
 @click.option("--priority", type=kinds.Word(["high", "normal", "low"]), default="normal",

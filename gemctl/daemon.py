@@ -209,6 +209,8 @@ class Daemon:
                     await self._load(load)
             except ApiError as error:
                 self.warn(f"{load.name}: was not loaded: {error.message}")
+            except Exception as error:  # whatever is wrong with one, the others are loaded
+                self.warn(f"{load.name}: was not loaded: {type(error).__name__}: {error}")
         self._place_disabled()
         notify(f"STATUS={self.models.active or 'no model'}")
 
@@ -437,7 +439,6 @@ class Daemon:
             "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
-            "reused": last.get("reused"),
         }
 
     def info(self) -> dict[str, Any]:
@@ -575,7 +576,8 @@ LOGGED = frozenset(
 
 def _lock(folder: Path) -> int:
     """A descriptor that holds the state folder. Raises ApiError where another daemon does."""
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with explained(folder):
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -54,13 +54,16 @@ _SHORT: dict[int, tuple[Code, str]] = {
     errno.ENFILE: ("busy", "close files of other programs"),
     errno.EAGAIN: ("busy", "raise the daemon's limit of processes (TasksMax)"),
     errno.ENOSPC: ("no_space", "free room on its disk"),
+    errno.EDQUOT: ("no_space", "free room on its disk, or raise its quota"),
     errno.EROFS: ("no_space", "mount it writable"),
 }
 
 
 def of_system(what: str, error: OSError | MemoryError) -> ApiError:
     """What the system refused, in its own word; `what` could not be done."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or 0
-    reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    if isinstance(error, MemoryError):
+        number, reason = errno.ENOMEM, "out of memory"
+    else:
+        number, reason = error.errno or 0, error.strerror or str(error) or type(error).__name__
     code, remedy = _SHORT.get(number, ("failed", "see gemctl doctor"))
     return ApiError(code, f"{what}: {reason}; {remedy}")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemctl import waiting
+from gemctl import strict, waiting
 from gemctl.config import DaemonConfig
 from gemctl.errors import ApiError
 from gemctl.service import Caller, Service
@@ -37,7 +37,6 @@ GONE_LOOK_S = 0.1
 SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
 KEYS = ("v", "id", "method", "params")  # of a request
-DIGITS_MOST = 400  # of a whole number: more than any float has
 KEPT_FREE = 4  # connections that are kept for root and the daemon's own user
 
 
@@ -49,44 +48,19 @@ class Doors:
     attach: Callable[[str, int, socket.socket], Awaitable[None]]
 
 
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise ValueError(f"the key {key[:64]!a} stands twice")
-        made[key] = value
-    return made
-
-
-def _whole(digits: str) -> int:
-    """Python itself refuses more than 4,300, by a sentence about Python."""
-    if len(digits) > DIGITS_MOST:
-        raise ValueError(f"a number of more than {DIGITS_MOST} digits")
-    return int(digits)
-
-
 def _no_json(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos + 1}"
     if isinstance(error, UnicodeDecodeError):
         return f"no UTF-8 at byte {error.start + 1}"
-    return "too many objects inside each other" if isinstance(error, RecursionError) else str(error)
+    return str(error)
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
     """A request as the protocol has it. Raises ApiError("bad_request")."""
     try:
-        request = json.loads(
-            line.decode("utf-8"),
-            parse_int=_whole,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_once,
-        )
-    except (ValueError, RecursionError) as error:
+        request = strict.loads(line)
+    except ValueError as error:
         what = f"request: no JSON: {_no_json(error)}; send one object a line"
         raise ApiError("bad_request", what) from None
     if not isinstance(request, dict):
@@ -198,13 +172,14 @@ class Connection:
     async def _line(self) -> bytes | None:
         """The next line without its end; None: the peer is gone, or broke a limit."""
         started = None
-        while (end := self._buffer.find(b"\n")) < 0:
-            over = len(self._buffer) > LINE_MOST
-            if over or len(self._fds) > FDS_MOST:
-                what = f"over {LINE_MOST} bytes; shorten it"
-                more = f"more than {FDS_MOST} descriptor; send one"
-                await self._error("", ApiError("bad_request", f"request: {what if over else more}"))
+        while True:
+            end = self._buffer.find(b"\n")
+            over = self._over(end if end >= 0 else len(self._buffer))
+            if over:
+                await self._error("", ApiError("bad_request", f"request: {over}"))
                 return None
+            if end >= 0:
+                break
             started = started or (self._loop.time() if self._buffer else None)
             wait = None if started is None else started + LINE_S - self._loop.time()
             try:
@@ -218,6 +193,12 @@ class Connection:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line
+
+    def _over(self, size: int) -> str:
+        """Which limit a line of so many bytes breaks, or the descriptors beside it."""
+        if len(self._fds) > FDS_MOST:
+            return f"more than {FDS_MOST} descriptor; send one"
+        return f"over {LINE_MOST} bytes; shorten it" if size > LINE_MOST else ""
 
     async def _some(self) -> tuple[bytes, list[int]]:
         while True:

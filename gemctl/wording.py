@@ -86,10 +86,18 @@ def _entries(schema: Mapping[str, Any], place: Iterable[int | str]) -> Mapping[s
     """What stands in the object at a place: parameter -> its schema; "0" for entries of a list."""
     found = dict(schema)
     for part in place:
-        inside = found.get("items") if isinstance(part, int) else found["properties"].get(part)
-        found = _plain(dict(inside or {}), schema)
+        found = _plain(dict(_inside(found, part) or {}), schema)
     inside = found.get("items")
     return found.get("properties") or ({} if inside is None else _All(_plain(inside, schema)))
+
+
+def _inside(found: Mapping[str, Any], part: int | str) -> Any:
+    """The schema of an entry: of a list, of an object, or of one whose keys are anybody's."""
+    if isinstance(part, int):
+        return found.get("items")
+    patterns = found.get("patternProperties") or {"": found.get("additionalProperties")}
+    named = (found.get("properties") or {}).get(part)
+    return named or next((one for one in patterns.values() if isinstance(one, dict)), None)
 
 
 class _All(dict[str, Any]):

@@ -64,7 +64,6 @@ class Throttle:
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
         self._brief = self._kept_brief()  # with its end, on our clock
-        self._not_kept = ""  # why what was asked for ends with the daemon
         self._specs: tuple[str, ...] = tuple(config.sensors.external)
         self._state = core.start(self.settings())
         self._clusters = power_.clusters(config.sensors.sysfs_root)
@@ -138,10 +137,10 @@ class Throttle:
     ) -> dict[str, Any]:
         """Change the policy; it is kept over a restart. Raises ApiError.
 
-        Where the disk takes nothing it holds all the same, until the daemon ends: heat does not
-        wait for a disk. `not_kept` says so. What is asked for a while lies over what is kept; the
-        next change takes it away. It outlasts a restart too, where it is asked for KEEP_S or
-        longer.
+        Where the disk takes nothing it holds all the same: heat does not wait for a disk.
+        `not_kept` says why it would end with the daemon, until the disk takes it. What is asked for
+        a while lies over what is kept; the next change takes it away. It outlasts a restart too,
+        where it is asked for KEEP_S or longer.
         """
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
@@ -172,11 +171,9 @@ class Throttle:
         self._write(with_throttle(state, **changes))
 
     def _write(self, state: State) -> None:
-        self.models.state, self._not_kept = state, ""
-        try:
-            self.models.state_file.save(state)
-        except ApiError as error:
-            self._not_kept = error.message
+        self.models.state = state
+        with contextlib.suppress(ApiError):
+            self.models.state_file.save(state, insist=True)
 
     def describe(self) -> dict[str, Any]:
         """What is wanted and what is done."""
@@ -197,7 +194,7 @@ class Throttle:
             "powerd": self.powerd.present,
             "external": list(self.wanted.external or self.config.sensors.external),
             "until": self._until(),
-            "not_kept": self._not_kept,
+            "not_kept": self.models.state_file.problem,
         }
 
     # ---- the loop ----

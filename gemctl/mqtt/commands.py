@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -27,13 +26,11 @@ from pydantic import (
     ValidationError,
 )
 
-from gemctl import wording
+from gemctl import strict, wording
 from gemctl.errors import ApiError, Code
 
 ROOT = "gemctl/v1"
 MOST_BYTES = 64 * 1024  # of a payload, in both directions
-DEPTH = 16  # of objects and arrays inside each other
-DIGITS = 20  # of an integer
 TOPIC_CHARS = 256  # of a reply topic
 CORRELATION_BYTES = 256
 RESERVED = ("group", "reply")  # no device may be called so: these are levels of the site
@@ -48,27 +45,13 @@ READ = frozenset(
 WRITE = frozenset(
     {
         *("model.load", "model.unload", "model.pin", "model.priority", "model.rollback"),
-        *(
-            "model.clear",
-            "model.disable",
-            "model.enable",
-            "model.switch",
-            "model.replace",
-            "model.stage",
-            "model.remove",
-        ),
-        *(
-            "throttle.set",
-            "generate",
-            "kv.auto_reset",
-            "config.reload",
-            "bundle",
-            "calibrate.thermal",
-            "cancel",
-        ),
+        *("model.clear", "model.disable", "model.enable", "model.switch", "model.replace"),
+        *("model.remove", "throttle.set", "generate", "kv.auto_reset", "config.reload", "bundle"),
+        *("calibrate.thermal", "cancel"),
     }
 )
 METHODS = READ | WRITE
+LOCAL = frozenset({"model.stage"})  # takes a file, and none travels here
 # Seconds to minutes: answered by `accepted` at once, and by the result later.
 LONG = frozenset(
     {
@@ -80,9 +63,6 @@ SLOW = LONG | {"generate"}  # these leave room for the quick ones
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}\Z")
 _LEVELS = re.compile(r"[^+#\x00-\x1f\x7f/$][^+#\x00-\x1f\x7f/]*(/[^+#\x00-\x1f\x7f/]+)*\Z")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # matches at every quote: linear
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True)
@@ -189,64 +169,21 @@ class _Envelope(BaseModel):
     stream: StrictBool = False
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return table
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise ValueError(f"an integer has more than {DIGITS} digits")
-    return int(digits)
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-def _too_deep(payload: bytes) -> bool:
-    """Brackets, those inside strings aside, are nested deeper than DEPTH or never closed."""
-    rest = _STRING.sub(b"", payload).translate(_BRACKETS, _OTHERS)
-    for _ in range(DEPTH):
-        rest = rest.replace(b"[]", b"")
-    return bool(rest)
-
-
 def strict_object(payload: bytes) -> dict[str, Any]:
-    """The JSON object of a payload.
-
-    Raises Refusal: over 64 KiB, no UTF-8, no JSON, no object, a key twice, NaN or an infinity,
-    an integer of more than 20 digits, deeper than 16, half a surrogate pair.
-    """
+    """The JSON object of a payload. Raises Refusal: over 64 KiB, what strict.loads refuses, no
+    object, half a surrogate pair."""
     if len(payload) > MOST_BYTES:
         what = f"payload: {len(payload)} bytes, at most {MOST_BYTES}; shorten it"
         raise Refusal("bad_request", what, "oversize")
     try:
-        if _too_deep(payload):
-            raise ValueError(f"nested deeper than {DEPTH}, or not closed")
-        value = json.loads(
-            payload.decode("utf-8"),
-            object_pairs_hook=_pairs,
-            parse_int=_integer,
-            parse_float=_number,
-            parse_constant=_constant,
-        )
+        value = strict.loads(payload)
         if not isinstance(value, dict):
             raise ValueError("not an object")
         if b"\\u" in payload:  # an escape can make what UTF-8 cannot say
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise Refusal("bad_request", "payload: not UTF-8; send UTF-8 text", "garbage") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         sentence = f"payload: no strict JSON object: {what}; see MQTT.md"
         raise Refusal("bad_request", sentence, "garbage") from None
@@ -274,6 +211,9 @@ def _key(envelope: _Envelope, arrived: Arrived) -> str:
 
 def _check(method: str, key: str, arrived: Arrived, expires_at: float | None, now: float) -> None:
     """Raises Refusal where a command that can be read cannot be carried out."""
+    if method in LOCAL:
+        sentence = f"cmd/{method}: no file travels over MQTT; use the device's own gemctl"
+        raise Refusal("not_found", sentence, "unknown")
     if method not in METHODS:
         shown = method if re.fullmatch(r"[a-z0-9._]{1,32}", method) else "..."
         raise Refusal("not_found", f"cmd/{shown}: no such method; MQTT.md lists them", "unknown")

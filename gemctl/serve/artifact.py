@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from gemrun.format.spec import ENTRY_SIZE, HEADER_SIZE, MAGIC, Header, Section, 
 
 INSPECT_S = 600.0  # a large file on a slow disk
 ANSWER_MOST = 1 << 16  # bytes
+UNREADABLE = (OSError, FormatError, ValueError, struct.error)  # of a header or a record
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def declared(path: Path) -> Declared:
     try:
         with path.open("rb") as stream:
             header = Header.unpack(stream.read(HEADER_SIZE))
-    except (OSError, FormatError, ValueError) as error:
+    except UNREADABLE as error:
         raise ApiError("refused", f"{path.name}: no header: {error}; stage it again") from None
     if header.magic != MAGIC:
         raise ApiError("refused", f"{path.name}: not a .gembin file; give one that gemmake made")
@@ -74,7 +76,15 @@ def declared(path: Path) -> Declared:
 
 
 def thermal(path: Path) -> Thermal:
-    """The thermal policy of a version that has passed its checks."""
+    """The thermal policy of a version that has passed its checks. Raises ApiError("refused") where
+    it was damaged since."""
+    try:
+        return _thermal(path)
+    except UNREADABLE as error:
+        raise ApiError("refused", f"{path.name}: damaged: {error}; stage it again") from None
+
+
+def _thermal(path: Path) -> Thermal:
     with path.open("rb") as stream:
         header = Header.unpack(stream.read(HEADER_SIZE))
         stream.seek(header.table_offset)

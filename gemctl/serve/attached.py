@@ -21,7 +21,7 @@ from gemctl.serve import artifact
 from gemctl.serve.channel import Channel, error_of
 from gemctl.serve.slot import Pace
 from gemctl.store.copying import Pace as CopyPace
-from gemctl.store.store import Store
+from gemctl.store.store import Staged, Store
 
 if TYPE_CHECKING:
     from gemctl.api import ReplaceParams
@@ -117,7 +117,7 @@ class Attached:
         try:
             await artifact.inspect(self.name, path, self._config, self._root)
         except BaseException:
-            await asyncio.to_thread(self._drop, staged.digest)
+            await asyncio.to_thread(self._drop, staged)
             raise
         try:
             answer = await self._hand_over(path, staged.digest, p)
@@ -132,11 +132,12 @@ class Attached:
         self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
         return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}
 
-    def _drop(self, digest: str) -> None:
-        """Nobody needs a file that was refused; the version that it has as its own stays."""
-        self._store.release(self.name, digest)
-        with contextlib.suppress(ApiError):
-            self._store.remove(self.name, digest)
+    def _drop(self, staged: Staged) -> None:
+        """Nobody needs a file that was refused; what was in the store before stays."""
+        self._store.release(self.name, staged.digest)
+        if staged.fresh:
+            with contextlib.suppress(ApiError):
+                self._store.remove(self.name, staged.digest)
 
     async def _hand_over(self, path: Path, digest: str, p: ReplaceParams) -> dict[str, Any]:
         """The version as an open file, because its user need not be able to read the store; the

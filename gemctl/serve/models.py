@@ -223,7 +223,8 @@ class Models:
         """warming -> standby: the stored tests and a prompt; how long each took, in ms.
 
         Both keep the throttle's pace, and follow it where it changes: they heat as much as
-        requests do, whether a load, an enable, a restart or a replacement asks for them.
+        requests do, whether a load, an enable, a restart or a replacement asks for them. None
+        waits for ever: heat never takes all of the time, and what they work has a limit.
         """
         worker = slot.worker
         if worker is None:
@@ -231,15 +232,14 @@ class Models:
         slot.told = self.pace
         await worker.pace(**vars(slot.told))
         times: dict[str, Any] = {}
+        most_s = self.config.worker.start_timeout_s
         if tests:
             started = self.clock()
-            times["tests"] = await worker.test(self.config.worker.start_timeout_s)
+            times["tests"] = await worker.test(most_s)
             times["test_ms"] = (self.clock() - started) * 1e3
         if prompt:
             started = self.clock()
-            async for _ in worker.generate({"prompt": prompt, "max_tokens": 1}):
-                pass
-            await worker.reset()
+            await worker.warm_up(prompt, most_s)
             times["warmup_ms"] = (self.clock() - started) * 1e3
         slot.move("warmed", "warm-up passed")
         return times
@@ -589,7 +589,9 @@ class Models:
     async def generate(
         self, model: Model, fields: dict[str, Any], request: policy.Waiting, owner: str = ""
     ) -> AsyncIterator[dict[str, Any]]:
-        """`token` events, then `done`. Raises ApiError. `owner`: who asks; see _reuse.
+        """`token` events, then `done`. Raises ApiError. `owner`: who asks; with `reuse` the engine
+        keeps the beginning of a prompt that the same owner left there, and nobody else's: the time
+        of an answer would tell what others asked.
 
         A worker that ends under a request costs nothing but time: the same version gives the same
         tokens again, and those that were sent already are not sent twice.
@@ -609,8 +611,7 @@ class Models:
                 digest = engine.digest
                 self.pacing.turns_changed()
                 try:
-                    asked = _reuse(engine, fields, owner)
-                    async for event in self._run(engine, asked, sent, request.deadline_s):
+                    async for event in self._run(engine, fields, sent, request.deadline_s, owner):
                         sent += event["event"] == "token"
                         yield event
                     return
@@ -630,11 +631,13 @@ class Models:
         return not model.busy and state in UNAVAILABLE
 
     async def _run(
-        self, slot: Slot, fields: dict[str, Any], skip: int, deadline_s: float | None
+        self, slot: Slot, fields: dict[str, Any], skip: int, deadline_s: float | None, owner: str
     ) -> AsyncIterator[dict[str, Any]]:
-        worker = slot.worker
+        worker, reuse = slot.worker, bool(fields.get("reuse"))
         if worker is None:
             raise ApiError("failed", f"{slot.name}: its worker is gone; send the request again")
+        fields = {**fields, "reuse": reuse and worker.owner == owner}
+        worker.owner = None  # what fails may leave in the cache what was there before
         if self.max_new_tokens is not None:
             most = min(fields.get("max_tokens", self.max_new_tokens), self.max_new_tokens)
             fields = {**fields, "max_tokens": most}
@@ -655,6 +658,7 @@ class Models:
                     if seen <= skip:
                         continue
                 else:
+                    worker.owner = owner if reuse else None
                     self._count(slot, event)
                 yield event
         finally:
@@ -693,16 +697,3 @@ class Models:
             model.turns.fail(ApiError("cancelled", "gemctld stops; send the request again"))
             for slot in model.slots():
                 await self.stop_worker(slot)
-
-
-def _reuse(slot: Slot, fields: dict[str, Any], owner: str) -> dict[str, Any]:
-    """What the engine is told of `reuse`: only what the same owner left there for that is kept.
-
-    The time of an answer, and its count of reused tokens, would else tell what others asked.
-    """
-    wanted, worker = bool(fields.get("reuse")), slot.worker
-    plain = {key: value for key, value in fields.items() if key != "reuse"}
-    if worker is None:
-        return plain
-    mine, worker.owner = wanted and worker.owner == owner, owner if wanted else None
-    return {**plain, "reuse": True} if mine else plain

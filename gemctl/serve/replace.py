@@ -128,9 +128,15 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
     facts = slot.worker.facts if slot.worker is not None else None
     old = r.model.current.worker if r.model.current is not None else None
     before = old.facts.name if old is not None and old.facts is not None else None
-    other = facts is not None and before not in (None, facts.name)
-    note = {"warnings": [f"another model than before: {facts.name}"]} if other and facts else {}
-    await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **note)
+    warnings = []
+    if facts is not None and before not in (None, facts.name):
+        warnings.append(f"another model than before: {facts.name}")
+    share = min(models.pace.duty, models.pace.prefill_duty)
+    if share < 1:
+        what = f"the throttle allows {share * 100:g} % of the time"
+        warnings.append(f"{what}: tests and warm-up take longer by as much")
+    more: dict[str, Any] = {"warnings": warnings} if warnings else {}
+    await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **more)
     times = await models.warm(slot, prompt, tests=True)
     await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
 

@@ -15,10 +15,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemctl import waiting
 from gemctl.config import WorkerConfig
@@ -27,8 +27,9 @@ from gemctl.serve.channel import Channel, error_of
 
 OOM_SCORE = 500  # the kernel takes a worker before the daemon
 KILL_AFTER_S = 2.0
-TESTS_MOST_S = 86400.0
-LOOK_S = 0.5  # between two looks at the time that tests have worked
+WORK_MOST_S = 86400.0  # of tests or a warm-up, whatever the pace
+LOOK_S = 0.5  # between two looks at the time that they have worked
+T = TypeVar("T")
 
 
 def find_program(name: str) -> str | None:
@@ -317,33 +318,44 @@ class Worker:
         )
 
     async def test(self, timeout_s: float) -> int:
-        """Replay the stored test vectors; how many passed. Raises ApiError: refused, timeout.
-
-        They keep the pace; what it makes them sleep does not count as time.
-        """
+        """Replay the stored test vectors; how many passed. Raises ApiError: refused, timeout."""
         self._testing = True
-        asked = asyncio.ensure_future(self._open_channel().request("test", TESTS_MOST_S))
         try:
-            left = timeout_s
-            while not asked.done() and left > 0:
-                began, share = self.clock(), self.share
-                await asyncio.wait({asked}, timeout=LOOK_S)
-                left -= (self.clock() - began) * share
-            if not asked.done():
-                reason = f"{self.name}: its tests took more than {timeout_s:g} s; see the log"
-                raise ApiError("timeout", reason)
-            return int(self._answer(asked)["passed"])
+            asked = self._open_channel().request("test", WORK_MOST_S)
+            return int((await self._at_work(asked, timeout_s, "tests"))["passed"])
+        except ApiError as error:
+            raise self._named(error) from None
         finally:
-            asked.cancel()
             self._testing = False
             if self._pulse is not None:
                 self._pulse.moved = self.clock()
 
-    def _answer(self, asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def warm_up(self, prompt: str, timeout_s: float) -> None:
+        """Answer a prompt by one token, and forget it. Raises ApiError, "timeout" among them."""
+
+        async def answer() -> None:
+            async for _ in self.generate({"prompt": prompt, "max_tokens": 1}, WORK_MOST_S):
+                pass
+
+        await self._at_work(answer(), timeout_s, "warm-up")
+        await self.reset()
+
+    async def _at_work(self, what: Awaitable[T], timeout_s: float, name: str) -> T:
+        """The result of `what`, which may work for so long: what the pace makes it sleep does not
+        count. A worker that does not go on is its heartbeat's business."""
+        task, left = asyncio.ensure_future(what), timeout_s
         try:
-            return asked.result()
-        except ApiError as error:
-            raise self._named(error) from None
+            while not task.done() and left > 0:
+                began, share = self.clock(), self.share
+                await asyncio.wait({task}, timeout=LOOK_S)
+                left -= (self.clock() - began) * share
+            if not task.done():
+                what_took = f"{self.name}: its {name} took more than {timeout_s:g} s of work"
+                raise ApiError("timeout", f"{what_took}; raise worker.start_timeout_s")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def reset(self) -> None:
         """Empty the KV cache."""

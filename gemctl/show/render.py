@@ -310,7 +310,8 @@ def throttle(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     rows += [["fault", f"{name}: {why}"] for name, why in found["faults"]]
     if found.get("not_kept"):
-        rows.append(["not kept", f"it ends with the daemon: {found['not_kept']}"])
+        rows.append(["not kept", f"until the disk takes it, it ends with the daemon: "
+                     f"{found['not_kept']}"])  # fmt: skip
     if found["until"]:
         rows.append(["until", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["until"]))])
     return table(rows)

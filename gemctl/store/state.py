@@ -284,6 +284,7 @@ class StateFile:
         self._clock = clock
         self._written: bytes | None = None  # what state.json holds, where that is known
         self._waiting: bytes | None = None
+        self._problem = ""
         self._unread = False
         self._budget, self._filled = float(BURST), clock()
         self._count, self._bytes = 0, 0
@@ -320,6 +321,11 @@ class StateFile:
     def waiting(self) -> bool:
         """Whether a state was saved that is not on the disk yet."""
         return self._waiting is not None
+
+    @property
+    def problem(self) -> str:
+        """Why what waits could not be written when that was tried last; empty where nothing is."""
+        return self._problem if self._waiting is not None else ""
 
     def load(self) -> Loaded:
         """Read the state; never raises for what is in the files."""
@@ -377,12 +383,12 @@ class StateFile:
                 return Boot(found.state, loads, plan.dropped, warnings)
         return Boot(plan.state, plan.loads, plan.dropped, warnings)
 
-    def save(self, state: State, *, urgent: bool = False) -> bool:
+    def save(self, state: State, *, urgent: bool = False, insist: bool = False) -> bool:
         """Write a state that differs from the one in the file; True where it was written.
 
         After many writes in a short time it waits for `flush`, unless it is urgent: what has to be
         on the disk before the next step, as a trial's tries. ApiError: no_space, failed; the file
-        then holds the state that it held.
+        then holds the state that it held. `insist`: it waits for `flush` then.
         """
         data = pack(state)
         if len(data) > MAX_BYTES:
@@ -393,7 +399,7 @@ class StateFile:
         try:
             return self.flush(force=urgent)
         except ApiError:
-            self._waiting = before
+            self._waiting = self._waiting if insist else before
             raise
 
     def flush(self, *, force: bool = False) -> bool:
@@ -413,9 +419,9 @@ class StateFile:
         try:
             with explained(self.root / STATE, len(data)):
                 durable.write_file(self._folder, STATE, data, keep)
-        except ApiError:
+        except ApiError as error:
             state, _ = self._read(STATE)
-            self._written = None if state is None else pack(state)
+            self._written, self._problem = None if state is None else pack(state), error.message
             raise
-        self._written, self._waiting, self._unread = data, None, False
+        self._written, self._waiting, self._unread, self._problem = data, None, False, ""
         return True

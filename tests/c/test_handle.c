@@ -1171,7 +1171,10 @@ static void test_serve_requests(peer *p)
         "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"max_tokens\":4294967296}",
         "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"seed\":1.5}",
         "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"temperature\":\"hot\"}",
-        "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"ignore_stop_ids\":1}"};
+        "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"ignore_stop_ids\":1}",
+        "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"reuse\":1}",
+        "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"on_full\":2}",
+        "{\"op\":\"generate\",\"id\":3,\"prompt\":\"x\",\"on_full\":\"sliding\"}"};
     tell(p, "{\"op\":\"generate\",\"id\":1,\"max_tokens\":12," HELLO "}");
     CHECK(!strcmp(hear_answer(p, 1, &tokens), "done") && tokens >= TOKENS);
     CHECK(field(p, "generated_tokens")->whole == TOKENS);
@@ -1190,6 +1193,32 @@ static void test_serve_requests(peer *p)
     CHECK(hears(p, "tested", 4) && field(p, "passed")->whole == 1);
     tell(p, "{\"op\":\"reset\",\"id\":5}");
     CHECK(hears(p, "reset", 5));
+}
+
+/* The finish of an answer to `text`, which a test has written. */
+static const char *finish_of(peer *p, const char *text, uint64_t id, uint32_t *tokens)
+{
+    tell(p, text);
+    CHECK(!strcmp(hear_answer(p, id, tokens), "done"));
+    return field(p, "finish")->text;
+}
+
+/* At the end of the context: stop, mark, slide. What was kept of a prompt is told. */
+static void test_serve_ends(peer *p)
+{
+    uint32_t plain, tokens;
+#define ENDLESS(id) "{\"op\":\"generate\",\"id\":" id ",\"max_tokens\":4000," HELLO
+    CHECK(!strcmp(finish_of(p, ENDLESS("11") "}", 11, &plain), "context_full"));
+    CHECK(field(p, "slides")->whole == 0 && field(p, "reused")->whole == 0);
+    CHECK(!strcmp(finish_of(p, ENDLESS("12") ",\"on_full\":\"stop\",\"reuse\":true}", 12, &tokens),
+                  "context_full") && tokens == plain);
+    CHECK(field(p, "reused")->whole == field(p, "prompt_tokens")->whole - 1);
+    CHECK(!strcmp(finish_of(p, ENDLESS("13") ",\"on_full\":\"mark\"}", 13, &tokens),
+                  "context_full") && tokens == plain + 1);
+    CHECK(field(p, "reused")->whole == 0);
+    CHECK(!strcmp(finish_of(p, ENDLESS("14") ",\"on_full\":\"slide\"}", 14, &tokens),
+                  "context_full") && tokens == plain); /* two blocks are too few to slide */
+#undef ENDLESS
 }
 
 /* A cancel counts however early it comes: every one of these would never end by itself. */
@@ -1264,6 +1293,7 @@ static void test_serve(void)
     CHECK(!strcmp(hear(&p), "ready") && field(&p, "open_ms")->number >= 0);
     CHECK(!strcmp(field(&p, "version")->text, gemrun_version()));
     test_serve_requests(&p);
+    test_serve_ends(&p);
     test_serve_cancel(&p);
     test_serve_tests(&p);
     close(p.fd);

@@ -17,6 +17,7 @@ import pytest
 
 import sysfs
 from daemon import OPTIONS, Daemon, answer_of, settled, wait_for
+from gemctl.client import Refused
 
 PROMPT = "abc"
 
@@ -244,6 +245,31 @@ def test_tests_of_a_candidate_keep_the_pace(
         assert paced["tests"] == free["tests"] > 0
         assert paced["test_ms"] > 5 * free["test_ms"]
         assert daemon.call("stats")["digest"] == report["digest"]
+
+
+def test_a_device_that_is_paused_still_loads_enables_and_replaces(
+    versions: tuple[Path, Path], board: sysfs.Sysfs
+) -> None:
+    """Requests are turned away; what an operator asks for is done at the pace that heat leaves."""
+    with Daemon(sensors={"sysfs_root": str(board.root)}, throttle={"temp_c": 60.0}) as daemon:
+        daemon.replace(versions[0], name="pilot")
+        settled(daemon)
+        for celsius in (50, 56, 62, 68):  # as a chip would: a jump counts as a fault
+            board.heat("tj-thermal", celsius)
+            wait_for(lambda c=celsius: throttle(daemon)["temp_c"] == c)
+        wait_for(lambda: throttle(daemon)["paused"] and throttle(daemon)["duty"] <= 0.2)
+        with pytest.raises(Refused) as refused:
+            daemon.ask(PROMPT)
+        assert refused.value.code == "busy"
+        assert "too hot" in str(refused.value)
+        daemon.call("model.unload", name="pilot")
+        daemon.call("model.load", name="pilot")
+        daemon.call("model.disable", name="pilot")
+        daemon.call("model.enable", name="pilot", warmup_prompt="ab " * 60)
+        lines = daemon.gemctl("model", "replace", versions[1], "--name", "pilot")
+        assert "the throttle allows 20 % of the time: tests and warm-up take longer" in lines
+        assert daemon.call("model.status", name="pilot")["state"] == "serving"
+        assert throttle(daemon)["paused"]
 
 
 def test_power_and_figures_of_the_board(daemon: Daemon) -> None:

@@ -295,7 +295,7 @@ def test_a_prompt_is_never_shown() -> None:
         (b'{"id":', "request: no JSON: expecting value at character 7; send one object a line", ""),
         (b"\xff", "request: no JSON: no UTF-8 at byte 1; send one object a line", ""),
         (b"[" * 200_000,
-         "request: no JSON: too many objects inside each other; send one object a line", ""),
+         "request: no JSON: nested deeper than 16; send one object a line", ""),
         (b"[]", "request: no object; see PROTOCOL.md", ""),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.mqtt.bridge import Backoff, device_name
 from gemctl.mqtt.commands import (
-    DEPTH,
+    LOCAL,
     METHODS,
     MOST_BYTES,
     READ,
@@ -44,6 +44,7 @@ from gemctl.mqtt.loss import LossGuard
 from gemctl.mqtt.outbox import Item, Outbox
 from gemctl.mqtt.replies import Replies
 from gemctl.service import Caller, Emit
+from gemctl.strict import DEPTH
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = Topics("plant", "m1", ("line4",))
@@ -79,9 +80,13 @@ def test_methods_are_those_of_the_daemon() -> None:
     from gemctl import api
 
     assert {name: name in WRITE for name in METHODS} == {
-        name: method.write for name, method in api.METHODS.items()
+        name: method.write for name, method in api.METHODS.items() if name not in LOCAL
     }
     assert not READ & WRITE
+    assert LOCAL == {"model.stage"} == api.METHODS.keys() - METHODS
+    error = refusal(sent("model.stage", {"id": 1, "params": {"name": "a"}}))
+    assert (error.code, error.reason) == ("not_found", "unknown")
+    assert "no file travels over MQTT" in error.message
     for method in METHODS:
         assert read(TOPICS, sent(method, {"id": 1}), NOW).method == method
 
