@@ -484,7 +484,8 @@ static bool check_tensor(reader *r, walk *w, uint32_t role, int32_t layer, uint6
         {t->role, role, role}, {t->rows, rows, rows}, {t->cols, cols, cols},
         {t->rows_padded, rows_padded, rows_padded}, {t->cols_padded, cols_padded, cols_padded},
         {t->parts, two ? 2 : 1, two ? 2 : 1},
-        {t->reserved0 | !all_zero(t->reserved, sizeof t->reserved), 0, 0}, {t->layer != layer, 0, 0},
+        {t->reserved0 | !all_zero(t->reserved, sizeof t->reserved), 0, 0},
+        {t->layer != layer, 0, 0},
         {t->seg_count, 1, v->segment_count}, {t->seg_first, 0, v->segment_count - t->seg_count},
         {t->seg_count, 1, t->size / GB_GROUP}};
     if (!WITHIN(r, GEMRUN_E_TENS, w->next, table))
