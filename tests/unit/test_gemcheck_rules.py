@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -367,7 +368,8 @@ def test_golden_makers_agree_with_the_committed_files(tmp_path: Path) -> None:
         place = section_range(stored, find(stored, "TEST"))
         assert place is not None
         tests = stored[place[0] : place[0] + place[1]]
-        make.write(make.build(kind, tests), tmp_path / "a")
+        pin = partial(make.run_pin, ids=kind.pin) if kind.pin else None
+        make.write(make.build(kind, tests), tmp_path / "a", pin=pin)
         assert (tmp_path / "a").read_bytes() == stored, kind.name
         assert len(stored) < 100 * 1024
     made = refused.damaged(GOLDEN / "v1.0")
