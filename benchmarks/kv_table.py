@@ -2,7 +2,7 @@
 
     python benchmarks/kv_table.py CHECKPOINT --work FOLDER [--context 2048] [--ratio 0.1]
                                   [--gate default] [--gate top1=0.95,kl=0.01] [--saved 0.25]
-                                  [--texts 16] [--threads N]
+                                  [--texts 16] [--recalls 25] [--threads N]
 
 Compiles the checkpoint with a float16 and an int8 cache (--effort fast: all rows have the same
 weights, byte for byte), measures what KV heads may keep once, and takes a template for each --gate
@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import commands
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument(
         "--texts", type=int, default=heldout.COUNT, help="held-out texts of quality"
     )
+    parser.add_argument("--recalls", type=int, default=RECALLS, help="recall texts")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def main() -> int:
     with shown("kv_table", verbose=True) as reporter:
         gates = given.gate or ([] if given.saved else ["default"])
         rows, state = make(options, gates, given.saved, reporter)
-        texts, asked = read(state, rows, given.texts)
+        texts, asked = read(state, rows, given.texts, given.recalls)
     paths = [row.path for row in rows if row.path is not None]
     costs = dict(zip(paths, judge(paths, texts, asked, given.threads), strict=True))
     hits = {path: hit_rate(path, given.threads) for path in paths}
@@ -252,18 +254,19 @@ def resident_kv(path: Path) -> int:
 
 
 # ---- quality ----
-def read(state: State, rows: Sequence[Row], count: int) -> tuple[list[Passage], list[Passage]]:
+def read(
+    state: State, rows: Sequence[Row], count: int, recalls: int
+) -> tuple[list[Passage], list[Passage]]:
     """Held-out texts, and recall texts of a seed of no mix."""
     path = next(row.path for row in rows if row.path is not None)
     with reading(state, path) as reader:
         how = Measure(reader.ids, reader.render)
         places = (at for at in range(mix.WINDOWS) if mix.place(at).kind == "recall")
-        recall = [
-            mix.window(SEED, at, state.options.context, how)
-            for at, _ in zip(places, range(RECALLS), strict=False)
-        ]
+        windows = (mix.window(SEED, at, state.options.context, how) for at in places)
+        recall = islice((w for w in windows if w.answer_at is not None), recalls)
+        asked = [reader.passage(w) for w in recall]
         held_out = heldout.windows(state.options.context, reader.ids, reader.render, count)
-        return [reader.passage(w) for w in held_out], [reader.passage(w) for w in recall]
+        return [reader.passage(w) for w in held_out], asked
 
 
 def asked_of(texts: Sequence[Passage]) -> int:
