@@ -1,8 +1,8 @@
 """The KV cache in its kinds, side by side: bytes, and what they cost in quality and time.
 
     python benchmarks/kv_table.py CHECKPOINT --work FOLDER [--context 2048] [--ratio 0.1]
-                                  [--gate default] [--gate top1=0.95,kl=0.01] [--keep BLOCKS]
-                                  [--texts 16] [--threads N]
+                                  [--gate default] [--gate top1=0.95,kl=0.01] [--saved 0.25]
+                                  [--texts 16] [--recalls 25] [--threads N]
 
 Compiles the checkpoint with a float16 and an int8 cache (--effort fast: all rows have the same
 weights, byte for byte), measures what KV heads may keep once, and takes a template for each --gate
@@ -14,13 +14,16 @@ engine's mapping. Quality is that of each cache against float16 on the held-out 
 gemmake.kvmask: mean KL, equal best tokens, perplexity, at positions behind the 128th. Recall is the
 share of right tokens, and of wholly right answers, in recall texts of a seed of no mix. The cache's
 hit rate is over 50 short commands behind a preamble (commands.py). First tokens of a prompt that
-fills three quarters of the context, by turns, medians.
+fills three quarters of the context, by turns, medians. --saved takes templates of another size
+than a gate does, in the same order of heads; the tightest --kv-gate that they pass stands with all
+of them: their quality against int8 on the same text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -29,6 +32,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import commands
@@ -38,9 +42,13 @@ from gemmake.cli import GATES
 from gemmake.emit import Host
 from gemmake.hdf import load_hdf
 from gemmake.kvmask import heldout, mix
-from gemmake.kvmask.budgets import SINK
+from gemmake.kvmask.budgets import budgets_for
+from gemmake.kvmask.choose import saved_blocks, template_of
 from gemmake.kvmask.gates import SUMS, Passage, compare, logits_of
-from gemmake.kvmask.stage import decide, reading
+from gemmake.kvmask.losses import F64
+from gemmake.kvmask.quality import Quality
+from gemmake.kvmask.stage import decide, reading, task_of, texts_of
+from gemmake.kvmask.template import measure, ordered
 from gemmake.kvmask.window import Measure
 from gemmake.load import load_checkpoint
 from gemmake.options import CompileOptions, Effort, KvGate, KvType
@@ -83,6 +91,7 @@ class Cost:
     perplexity: float
     right: float  # share of the tokens of answers
     whole: int  # answers without a wrong token
+    gate: str  # the tightest --kv-gate that it passes, against int8
 
 
 def main() -> int:
@@ -94,12 +103,16 @@ def main() -> int:
     parser.add_argument("--ratio", type=float, default=0.1, help="of 10,000 calibration windows")
     parser.add_argument("--gate", action="append", help="as --kv-gate, or default; may be repeated")
     parser.add_argument(
-        "--keep", action="append", type=int, default=[],
-        help="without measuring: every head without a window keeps so many blocks of 32 tokens",
-    )  # fmt: skip
+        "--saved",
+        action="append",
+        type=float,
+        default=[],
+        help="a template that saves this share of the cache's blocks, not judged; may be repeated",
+    )
     parser.add_argument(
         "--texts", type=int, default=heldout.COUNT, help="held-out texts of quality"
     )
+    parser.add_argument("--recalls", type=int, default=RECALLS, help="recall texts")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -109,9 +122,9 @@ def main() -> int:
         sample_ratio=given.ratio,
     )  # fmt: skip
     with shown("kv_table", verbose=True) as reporter:
-        gates = given.gate or ([] if given.keep else ["default"])
-        rows, state = make(options, gates, given.keep, reporter)
-        texts, asked = read(state, rows, given.texts)
+        gates = given.gate or ([] if given.saved else ["default"])
+        rows, state = make(options, gates, given.saved, reporter)
+        texts, asked = read(state, rows, given.texts, given.recalls)
     paths = [row.path for row in rows if row.path is not None]
     costs = dict(zip(paths, judge(paths, texts, asked, given.threads), strict=True))
     hits = {path: hit_rate(path, given.threads) for path in paths}
@@ -131,7 +144,9 @@ def main() -> int:
     )
     print("|---" * 11 + "|")
     for row in rows:
-        cells = [row.name, row.gate, f"{row.planned:,}"]
+        by = row.gate if row.path is None or row.saved is None else costs[row.path].gate
+        name = row.name if row.saved is None else f"{row.name}, {row.saved:.1%} of the blocks saved"
+        cells = [name, f"{row.gate} {by}".strip() if by != row.gate else by, f"{row.planned:,}"]
         share = f"{row.planned / rows[0].planned - 1:+.1%}"
         if row.path is None:
             print("| " + " | ".join([*cells, "", share, *[""] * 6]) + " |")
@@ -146,7 +161,7 @@ def main() -> int:
 
 # ---- artifacts ----
 def make(
-    options: CompileOptions, gates: Sequence[str], keep: Sequence[int], reporter: Reporter
+    options: CompileOptions, gates: Sequence[str], shares: Sequence[float], reporter: Reporter
 ) -> tuple[list[Row], State]:
     """The artifacts of all rows; and the state of the one with an int8 cache."""
     half = compiled(options, KvType.DENSE, reporter)
@@ -177,17 +192,31 @@ def make(
                 said, planned(path), path, mask.get("saved", 0.0),
             )
         )  # fmt: skip
-    for blocks in keep:
-        path = options.output.with_name(f"keep{blocks}.gembin")
-        keeps = [
-            (0, 0) if layer.window else (SINK, blocks - SINK)
-            for layer in state.layers
-            for _ in range(layer.kv_heads)
-        ]
+    for share in shares:
+        keeps, saved, partial = template(state, int8, host, share, reporter)
+        path = options.output.with_name(f"saved{share:g}.gembin")
         with_units(int8, path, keeps)
-        name = f"int8, every head without a window keeps {32 * blocks} tokens"
-        rows.append(Row(name, "not judged", planned(path), path))
+        name = f"int8, {partial} of {len(keeps)} KV heads keep a part"
+        rows.append(Row(name, "", planned(path), path, saved))
     return rows, state
+
+
+def template(
+    state: State, image: Path, host: Host, share: float, reporter: Reporter
+) -> tuple[list[tuple[int, int]], float, int]:
+    """What heads keep so that a share of all blocks is saved, or as many as can be; that share;
+    how many heads keep a part."""
+    windows, held_out = texts_of(state, image)
+    task = task_of(state, image, host, windows, held_out)
+    losses = measure(task, budgets_for(task.context), windows, reporter, {})
+    steps = ordered(task, losses)
+    heads = [layer.kv_heads for layer in state.layers]
+    total = sum(count * blocks for count, blocks in zip(heads, task.blocks, strict=True))
+    count = next((n for n in range(len(steps)) if saved_blocks(steps[:n]) >= share * total), None)
+    taken = steps[:count]
+    found = template_of(taken, heads)
+    keeps = [(budget.sink, budget.recent) for row in found.units for budget in row]
+    return keeps, saved_blocks(taken) / total, found.partial
 
 
 def compiled(options: CompileOptions, kind: KvType, reporter: Reporter) -> Path:
@@ -225,18 +254,19 @@ def resident_kv(path: Path) -> int:
 
 
 # ---- quality ----
-def read(state: State, rows: Sequence[Row], count: int) -> tuple[list[Passage], list[Passage]]:
+def read(
+    state: State, rows: Sequence[Row], count: int, recalls: int
+) -> tuple[list[Passage], list[Passage]]:
     """Held-out texts, and recall texts of a seed of no mix."""
     path = next(row.path for row in rows if row.path is not None)
     with reading(state, path) as reader:
         how = Measure(reader.ids, reader.render)
         places = (at for at in range(mix.WINDOWS) if mix.place(at).kind == "recall")
-        recall = [
-            mix.window(SEED, at, state.options.context, how)
-            for at, _ in zip(places, range(RECALLS), strict=False)
-        ]
+        windows = (mix.window(SEED, at, state.options.context, how) for at in places)
+        recall = islice((w for w in windows if w.answer_at is not None), recalls)
+        asked = [reader.passage(w) for w in recall]
         held_out = heldout.windows(state.options.context, reader.ids, reader.render, count)
-        return [reader.passage(w) for w in held_out], [reader.passage(w) for w in recall]
+        return [reader.passage(w) for w in held_out], asked
 
 
 def asked_of(texts: Sequence[Passage]) -> int:
@@ -252,25 +282,48 @@ def judge(
         contexts = [
             stack.enter_context(GemRunContext(path, threads=threads, head="full")) for path in paths
         ]
-        sums = np.zeros((len(paths), len(SUMS)))
+        sums = np.zeros((2, len(paths), len(SUMS)))  # against float16, against int8
         count = 0
         for text in texts:
             count += beside(contexts, text, FROM, sums)
         found = [answers(context, asked) for context in contexts]
     costs = []
-    for (kl, top1, nll, nll_less, *_), (right, whole) in zip(sums / count, found, strict=True):
-        rise = float(np.expm1(nll_less - nll))
-        costs.append(Cost(float(kl), float(top1), rise, right / asked_of(asked), whole))
+    answered = max(asked_of(texts), 1)
+    for half, int8, (right, whole) in zip(*sums, found, strict=True):
+        against = quality(half, count, answered)
+        gate = tightest(quality(int8, count, answered))
+        costs.append(
+            Cost(against.kl, against.top1, against.perplexity, right / asked_of(asked), whole, gate)
+        )
     return costs
+
+
+def quality(sums: F64, count: int, answers: int) -> Quality:
+    """The figures of SUMS over so many tokens, and so many of answers."""
+    kl, top1, nll, nll_less, right, dense = sums.tolist()
+    rise = math.expm1((nll_less - nll) / count)
+    return Quality(kl / count, top1 / count, rise, count, answers, int(right), int(dense))
+
+
+def tightest(found: Quality) -> str:
+    """Gates that just let it through."""
+    gates = {
+        "kl": math.ceil(found.kl * 1e4) / 1e4,
+        "top1": math.floor(found.top1 * 1e3) / 1e3,
+        "perplexity": max(0.0, math.ceil(found.perplexity * 1e4) / 1e4),
+        "recall": max(0.0, math.ceil(found.forgotten * 1e3) / 1e3),
+    }
+    return ",".join(f"{name}={value:g}" for name, value in gates.items())
 
 
 def beside(
     contexts: Sequence[GemRunContext],
     text: Passage,
     from_token: int,
-    sums: np.ndarray,
+    sums: F64,
 ) -> int:
-    """Add a text's SUMS of every context to its row; the tokens that counted."""
+    """Add a text's SUMS of every context to its rows, against the first and against the second
+    context; the tokens that counted."""
     ids, count = text.ids, 0
     for context in contexts:
         context.reset_kv_cache()
@@ -279,10 +332,12 @@ def beside(
         piece = ids[first : first + PIECE]
         nexts = np.asarray(ids[first + 1 : first + 1 + len(piece)])
         wanted = text.asked(first + 1, len(nexts))
-        dense = logits_of(contexts[0], piece)[: len(nexts)]
+        half = logits_of(contexts[0], piece)[: len(nexts)]
+        int8 = logits_of(contexts[1], piece)[: len(nexts)]
         for at, context in enumerate(contexts):
-            less = logits_of(context, piece)[: len(nexts)] if at else dense
-            sums[at] += compare(dense, less, nexts, wanted)
+            less = logits_of(context, piece)[: len(nexts)] if at > 1 else (half, int8)[at]
+            sums[0, at] += compare(half, less, nexts, wanted)
+            sums[1, at] += compare(int8, less, nexts, wanted)
         count += len(nexts)
     return count
 

@@ -30,28 +30,37 @@ def decide(state: State, image: Path, host: Host, reporter: Reporter) -> State:
     """The state with what every KV head keeps. `image` is the artifact of it in which all keep
     everything. What was measured stays in the file of losses, which is of no use once the artifact
     is written."""
-    blocks = tuple(sizes.kv_blocks(state.options.context, la.window) for la in state.layers)
     if not budgets_for(state.options.context) or all(la.window for la in state.layers):
         return replace(state, kv_mask=_nothing(state), notes=(*state.notes, _why_nothing(state)))
-    threads = min(host.threads, spec.MAX_THREADS)
     windows, held_out = texts_of(state, image)
-    task = Task(
-        image=image,
-        model=state.model,
-        context=state.options.context,
-        blocks=blocks,
-        threads=threads,
-        baseline=host.baseline,
-        gate=state.options.kv_gate,
-        seconds=None if state.options.kv_minutes is None else 60 * state.options.kv_minutes,
-        saved=Saved(losses_path(state.options.output), _key(image, windows, held_out)),
-    )
+    task = task_of(state, image, host, windows, held_out)
     with host.clock.timed("kv template"):
         found = find(task, windows, held_out, reporter)
     keeps = tuple((b.sink, b.recent) for row in found.template.units for b in row)
     if not found.template.partial:
         keeps = ()
     return replace(state, keeps=keeps, kv_mask=entry(state, found))
+
+
+def task_of(
+    state: State,
+    image: Path,
+    host: Host,
+    windows: Sequence[Sequence[int]],
+    held_out: Sequence[Passage],
+) -> Task:
+    """What a template is looked for in."""
+    return Task(
+        image=image,
+        model=state.model,
+        context=state.options.context,
+        blocks=tuple(sizes.kv_blocks(state.options.context, la.window) for la in state.layers),
+        threads=min(host.threads, spec.MAX_THREADS),
+        baseline=host.baseline,
+        gate=state.options.kv_gate,
+        seconds=None if state.options.kv_minutes is None else 60 * state.options.kv_minutes,
+        saved=Saved(losses_path(state.options.output), _key(image, windows, held_out)),
+    )
 
 
 def losses_path(output: Path) -> Path:

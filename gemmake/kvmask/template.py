@@ -78,9 +78,7 @@ def find(
     budgets = budgets_for(task.context)
     looks: Looks = {}
     losses = measure(task, budgets, windows, reporter, looks)
-    usable = [i for i, samples in enumerate(losses.seen) if samples >= ENOUGH]
-    shares = losses.shares()[usable]
-    steps = all_steps(shares, [budgets[i] for i in usable], _full_blocks(task))
+    steps = ordered(task, losses)
     heads = [layer.kv_heads for layer in task.model.spec.layers]
     total = sum(h * b for h, b in zip(heads, task.blocks, strict=True))
     from_token = budgets[0].tokens if budgets else 0
@@ -102,6 +100,14 @@ def find(
     with Judge(task.image, task.threads, task.baseline, task.blocks) as judge:
         judged = points(judge) if steps and held_out else []
     return _found(task, losses, steps, heads, judged)
+
+
+def ordered(task: Task, losses: Losses) -> list[Step]:
+    """The steps of all heads, the cheapest a saved block first; to budgets of which there are
+    enough samples."""
+    usable = [i for i, samples in enumerate(losses.seen) if samples >= ENOUGH]
+    budgets = [losses.budgets[i] for i in usable]
+    return all_steps(losses.shares()[usable], budgets, _full_blocks(task))
 
 
 def measure(
