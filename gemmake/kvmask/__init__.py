@@ -6,5 +6,6 @@ losses.py     what heads would lose, by the engine
 choose.py     the order in which they keep less
 gates.py      quality on held-out text
 template.py   all of it together
+values.py     which heads hold values of 4 bits: the step, and what is written about it
 saved.py      losses on the way, for a compile that is stopped
 """
