@@ -404,7 +404,8 @@ static gemrun_status check_room(const char *object, const gr_engine *e, uint32_t
     return tokens <= e->context
                ? GEMRUN_OK
                : refuse(GEMRUN_E_FULL, object, "%u tokens, longer than this context's "
-                        "kv_cache_size of %u; open one with %u or more", tokens, e->context, tokens);
+                        "kv_cache_size of %u; open one with %u or more",
+                        tokens, e->context, tokens);
 }
 
 /* Rows 11 and 12: the state it tells of is one that this context can have. */
