@@ -43,21 +43,23 @@ uint8_t *gr_kv_ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_uni
 
 /* ---- values of 4 bits: every 17th code. A byte holds value i, and value i + half above ---- */
 
-static inline void unpack_some(const uint8_t *from, int8_t *codes, uint32_t half, uint32_t n)
+/* Eight levels to codes, byte by byte: 17 n - 119 modulo 256. */
+static uint64_t codes_of(uint64_t levels)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t low = from[i] & 15, high = from[i] >> 4;
-        codes[i] = (int8_t)(17 * low - 119);
-        codes[half + i] = (int8_t)(17 * high - 119);
-    }
+    uint64_t x = levels * 17, high = UINT64_C(0x8080808080808080); /* no carry: 15 * 17 is 255 */
+    return ((x | high) - UINT64_C(0x7777777777777777)) ^ (~x & high);
 }
 
-static void unpack(const uint8_t *restrict from, int8_t *restrict codes, uint32_t half)
+static void unpack(const uint8_t *from, int8_t *codes, uint32_t half)
 {
-    uint32_t i = 0;
-    for (; i + 16 <= half; i += 16) /* a known number: vectorised */
-        unpack_some(from + i, codes + i, half, 16);
-    unpack_some(from + i, codes + i, half, half - i);
+    const uint64_t mask = UINT64_C(0x0F0F0F0F0F0F0F0F);
+    for (uint32_t i = 0; i < half; i += sizeof mask) { /* a whole number of times */
+        uint64_t pairs, low, high;
+        memcpy(&pairs, from + i, sizeof pairs);
+        low = codes_of(pairs & mask), high = codes_of(pairs >> 4 & mask);
+        memcpy(codes + i, &low, sizeof low);
+        memcpy(codes + half + i, &high, sizeof high);
+    }
 }
 
 void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values)

@@ -196,7 +196,7 @@ static const float *post_norm(const gr_fwd *f, uint32_t role)
     return f->l->block == GB_BLOCK_SANDWICH ? weights(f, role) : NULL;
 }
 
-/* Of a last layer's tokens whose logits nobody wants only keys and values are; a watch sees all. */
+/* Of a last layer's tokens whose logits nobody wants, only keys and values are, unless watched. */
 static uint32_t first_wanted(const gr_fwd *f)
 {
     bool last = f->layer + 1 == f->e->v.layer_count;

@@ -316,14 +316,14 @@ static bool open_conf(reader *r)
 }
 
 /* What a layer's KV heads keep: all of its window, or, where there is none, a part; values of 4
- * bits go in pairs of pairs, so that a block is whole lines. */
+ * bits go eight bytes at a time. */
 static bool check_units(reader *r, uint32_t index)
 {
     const gr_view *v = r->v;
     const gb_layer *l = v->layers + index;
     uint64_t start = index ? (uint64_t)l[-1].unit_first + l[-1].kv_heads : 0, first = 0;
     bool narrow = v->header.required_features & GB_REQ_KV_VALUE4 &&
-                  v->conf.kv_type == GB_KV_INT8 && l->head_dim % 4 == 0;
+                  v->conf.kv_type == GB_KV_INT8 && l->head_dim % 16 == 0;
     start = v->units ? start : 0;
     if (l->unit_first != start)
         return bad(r, GEMRUN_E_LAYR, index, start, l->unit_first);

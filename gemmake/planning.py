@@ -152,7 +152,7 @@ def least(state: State) -> State:
     """The state as it will be at best: with a sparse cache that is not decided yet, every head that
     may keep a part keeps the smallest one; likewise all values that may have 4 bits have them."""
     if state.options.narrow:
-        value4 = [layer.head_dim % 4 == 0 for layer in state.layers for _ in range(layer.kv_heads)]
+        value4 = [layer.head_dim % 16 == 0 for layer in state.layers for _ in range(layer.kv_heads)]
         state = replace(state, value4=tuple(value4))
     found = budgets_for(state.options.context) if state.options.sparse else ()
     if not found:

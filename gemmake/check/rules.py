@@ -254,14 +254,18 @@ class Cache(Rule):
             return None
         size = sizes.rings_size(artifact.conf, artifact.layers, artifact.units)
         dense = sizes.rings_size(artifact.conf, artifact.layers)
+        value4, rows = masks.value4(artifact), list(masks.table(artifact))
+        beside = "where heads keep all in 8 bits" if value4 else "without the mask"
         text = (
             f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
-            f"below {_mb(dense)} where heads keep all in 8 bits; {masks.partial(artifact)} of "
+            f"below {_mb(dense)} {beside}; {masks.partial(artifact)} of "
             f"{len(artifact.units)} KV heads keep a part"
         )
-        if value4 := masks.value4(artifact):
+        if value4:
             text += f"; values of {value4} have 4 bits"
-        return replace(self.ok(text), details=tuple(masks.table(artifact)))
+        if value4 and (wide := masks.wide(artifact)):
+            rows.append(f"values of 8 bits, heads by layer: {wide}")
+        return replace(self.ok(text), details=tuple(rows))
 
 
 class MaskQuality(Rule):

@@ -166,7 +166,7 @@ def steps_of(state: State, shares: F64) -> list[Step]:
     layers, units = assemble.place_units(state.conf, state.layers, state.keeps)
     found = []
     for index, layer in enumerate(layers):
-        if layer.head_dim % 4:
+        if layer.head_dim % 16:
             continue
         own = sizes.units_of(layer, units)
         kv_type, dim, group = state.conf.kv_type, layer.head_dim, layer.kv_group
@@ -261,7 +261,7 @@ def _why_nothing(state: State) -> str:
             f"--kv-values int4: a context of {state.options.context} tokens holds no text to "
             f"measure on, it begins at {LEAST_CONTEXT}; all values keep 8 bits"
         )
-    return "--kv-values int4: needs heads of a multiple of 4 values; all values keep 8 bits"
+    return "--kv-values int4: needs heads of a multiple of 16 values; all values keep 8 bits"
 
 
 def wide_text(wide: Sequence[Sequence[int]]) -> str:

@@ -168,7 +168,7 @@ def check_units(conf: Conf, index: int, layer: Layer, units: Sequence[KvUnit], l
         what = f"section KVMK: {len(units)} records, layer {index} has more KV heads"
         raise FormatError(Code.KVMK, what, REBUILD)
     first, step = 0, sizes.unit_step(conf.kv_type, layer, lines)
-    value4 = lines and conf.kv_type == KvType.INT8 and layer.head_dim % 4 == 0
+    value4 = lines and conf.kv_type == KvType.INT8 and layer.head_dim % 16 == 0
     for head, unit in enumerate(own):
         r = _Record(Code.KVMK, f"layer {index}, KV head {head}")
         r.between("recent", unit.recent, 0, layer.kv_blocks)

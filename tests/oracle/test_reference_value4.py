@@ -48,9 +48,17 @@ SHAPES = {
     "grouped": Shape((replace(PLAIN, heads=8, units=((1, 1), FULL)), replace(PLAIN, heads=2))),
     # Two and eight heads fill a group of inputs of O.
     "thin": Shape((replace(NARROW, kv_heads=4, value4=(True, False, True, True)),)),
-    "thinnest": Shape((replace(PLAIN, head_dim=4, kv_group=4, heads=8, value4=(True, False)),)),
-    # Halves of 20, 48 and 64 values: whole sixteens, and a rest.
-    "odd": Shape((replace(PLAIN, head_dim=40, kv_group=40, heads=4),)),
+    # Heads of 8 values cannot have 4 bits; they stand beside a layer whose heads do.
+    "thinnest": Shape(
+        (replace(PLAIN, head_dim=8, kv_group=8, heads=8, value4=()), replace(PLAIN, rope=1))
+    ),
+    # Halves of 24, 40, 48 and 64 values.
+    "odd": Shape(
+        (
+            replace(PLAIN, head_dim=48, kv_group=48, heads=4),
+            replace(PLAIN, head_dim=80, kv_group=80, heads=2, rope=1),
+        )
+    ),
     "wide": Shape(
         (
             replace(PLAIN, head_dim=96, kv_group=32, heads=2, rope=0),

@@ -234,6 +234,21 @@ def test_quality_of_another_form_is_not_shown(tmp_path: Path, told: dict[str, ob
     assert "KL 0.10000" in line(check_file(tmp_path / "b"), "kv-quality")
 
 
+def test_values_of_4_bits_are_counted_and_those_of_8_listed() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-value4.gembin")
+    assert report.exit_code == 0
+    assert "features" not in line(report, "layout")
+    found = next(f for f in report.findings if f.rule == "kv-cache")
+    assert found.line.endswith(
+        "where heads keep all in 8 bits; 1 of 4 KV heads keep a part; values of 2 have 4 bits"
+    )
+    assert [" ".join(row.split()) for row in found.details[1:]] == [
+        "0 4 of 4 100.0% all, all v4, in a window of 16 tokens",
+        "1 8 of 10 80.0% 1+1 v4, all",
+        "values of 8 bits, heads by layer: 0: 0; 1: 1",
+    ]
+
+
 def test_a_mask_that_masks_nothing(write: Callable[[make.Golden], Path]) -> None:
     """Decided, and every head keeps everything: there is no KVMK."""
     golden = make.build(make.INT4)

@@ -1,0 +1,88 @@
+"""Values of 4 bits: order of the heads, what is judged, what is told. Pure parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from gemmake.errors import UsageError
+from gemmake.kvmask import values
+from gemmake.kvmask.budgets import FULL, Budget
+from gemmake.kvmask.gates import Quality
+from gemmake.kvmask.template import Point
+from gemmake.options import CompileOptions, KvType, KvValues
+from gemmake.state import State
+from golden import make
+
+SHARES = np.array([[0.3, 0.1], [0.2, 0.4]])
+
+
+def state_of(**changed: Any) -> State:
+    """What the pure parts look at: the layers of a golden model, the second without a window."""
+    records = make.build(make.MASKED).records
+    fields = {
+        "conf": records.conf, "layers": tuple(records.layers), "keeps": (), "value4": (),
+        "options": CompileOptions(Path("m"), "t", Path("o"), kv_values=KvValues.INT4),
+    }  # fmt: skip
+    return cast("State", SimpleNamespace(**(fields | changed)))
+
+
+def test_heads_change_in_the_order_of_cost_a_saved_byte() -> None:
+    """The first layer keeps 2 blocks, the second 5; a block saves 32 * 16 / 2 bytes."""
+    steps = values.steps_of(state_of(), SHARES)
+    assert [step.saved for step in steps] == [5 * 256, 2 * 256, 5 * 256, 2 * 256]
+    assert [step.unit for step in steps] == [(1, 0), (0, 1), (1, 1), (0, 0)]
+    sparse = state_of(keeps=((0, 0), (0, 0), (1, 1), (0, 0)))
+    assert [step.saved for step in values.steps_of(sparse, SHARES) if step.unit == (1, 0)] == [768]
+
+
+def test_a_head_of_an_odd_width_keeps_8_bits() -> None:
+    layers = [replace(layer, head_dim=18, kv_group=18) for layer in state_of().layers]
+    assert values.steps_of(state_of(layers=tuple(layers)), SHARES) == []
+
+
+def test_what_is_judged_is_what_heads_keep() -> None:
+    steps = values.steps_of(state_of(), SHARES)
+    found = values.narrowed(state_of(keeps=((0, 0), (0, 0), (1, 1), (0, 0))), steps[:2])
+    assert found.units == ((FULL, FULL), (Budget(1, 1), FULL))
+    assert found.value4 == ((False, True), (True, False))
+
+
+def test_some_windows_of_every_kind_are_measured() -> None:
+    assert len(values.some_of([[1]] * 1000)) == 100
+    assert len(values.some_of([[1]] * 24)) == 8
+    assert len(values.some_of([[1]] * 3)) == 3
+
+
+def test_heads_that_keep_8_bits_are_listed() -> None:
+    measured = values.Measured(np.ones(2), SHARES, 10, 5000)
+    point = Point(2, 0.25, Quality(0.001, 0.99, 0.002, 900))
+    entry = values.entry(state_of(), measured, point, [point])
+    assert entry["wide"] == [[0, 0], [1, 1]]
+    assert (entry["units"], entry["value4"]) == (4, 2)
+    assert entry["changed"] == [[0.3, 0.1], [0.2, 0.4]]
+    assert values.wide_text([[0, 0], [1, 1], [1, 2]]) == "layer 0: 0; layer 1: 1 2"
+    told = values.kv_lines(state_of(kv_values=entry, value4=(False, True, True, False)))
+    assert "values of 4 bits in 2 of 4 KV heads" in told[0]
+    assert told[1] == "  values that keep 8 bits: layer 0: 0; layer 1: 1"
+    refused = entry | {"value4": 0, "wide": []}
+    assert values.kv_lines(state_of(kv_values=refused)) == [
+        "KV cache, values of 4 bits: no head passes the gates; all values keep 8 bits"
+    ]
+    assert values.kv_lines(state_of(kv_values=None)) == []
+
+
+def test_a_float_cache_has_no_values_of_4_bits() -> None:
+    with pytest.raises(UsageError, match="--kv-values int4"):
+        CompileOptions(Path("m"), "t", Path("o"), kv_type=KvType.DENSE, kv_values=KvValues.INT4)
+
+
+def test_the_option_is_recorded_only_where_it_is_used() -> None:
+    plain = CompileOptions(Path("m"), "t", Path("o"))
+    assert "kv_values" not in plain.recorded()
+    assert replace(plain, kv_values=KvValues.INT4).recorded()["kv_values"] == "int4"
