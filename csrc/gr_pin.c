@@ -9,8 +9,8 @@
 
 /* Bytes of the blocks in use behind `tokens` tokens, ring after ring. With a cache: what is at
  * `from` goes there, of every ring the blocks of the first `taken` tokens. */
-static uint64_t walk(const gr_view *v, uint32_t tokens, uint32_t taken, const uint8_t *from,
-                     uint8_t *kv)
+static uint64_t pin_blocks(const gr_view *v, uint32_t tokens, uint32_t taken,
+                           const uint8_t *from, uint8_t *kv)
 {
     uint32_t all = (tokens + GB_KV_BLOCK - 1) / GB_KV_BLOCK;
     uint32_t some = (taken + GB_KV_BLOCK - 1) / GB_KV_BLOCK;
@@ -30,14 +30,14 @@ static uint64_t walk(const gr_view *v, uint32_t tokens, uint32_t taken, const ui
     return at;
 }
 
-static uint64_t ids_size(uint32_t tokens)
+static uint64_t pin_ids_size(uint32_t tokens)
 {
     return gr_align(tokens * (uint64_t)sizeof(uint32_t), GB_LINE);
 }
 
 uint64_t gr_pin_size(const gr_view *v, uint32_t tokens)
 {
-    return sizeof(gb_pin) + ids_size(tokens) + walk(v, tokens, 0, NULL, NULL);
+    return sizeof(gb_pin) + pin_ids_size(tokens) + pin_blocks(v, tokens, 0, NULL, NULL);
 }
 
 uint32_t gr_pin_take(gr_engine *e, const uint32_t *ids, uint32_t count)
@@ -47,7 +47,7 @@ uint32_t gr_pin_take(gr_engine *e, const uint32_t *ids, uint32_t count)
     while (n < tokens && n + 1 < count && ids[n] == v->pin_ids[n])
         n++;
     if (n > e->pos && !gr_kv_evicts(e, n, tokens - n)) {
-        walk(v, tokens, n, (const uint8_t *)v->pin_ids + ids_size(tokens), e->kv);
+        pin_blocks(v, tokens, n, (const uint8_t *)v->pin_ids + pin_ids_size(tokens), e->kv);
         memcpy(e->buf[GB_BUF_IDS], ids, n * sizeof *ids);
         e->pos = n;
         e->high = tokens; /* so far the rings had gone on */
