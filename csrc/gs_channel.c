@@ -212,6 +212,7 @@ typedef struct job { /* a request as the engine takes it; strings lie in the job
     gemrun_request q;
     gemrun_stats s;
     bool lost; /* nobody reads its text */
+    bool emptied; /* the cache, behind it */
 } job;
 
 /* What is done at the end of the context, by its word. */
@@ -359,7 +360,9 @@ static int32_t run_generate(gemrun_context_t *ctx, const gemrun_request *paced, 
     j->s.size = sizeof j->s;
     if (n >= 0)
         gemrun_get_stats(ctx, &j->s);
-    if (whole_of(j->c->job, "reset", 1, 0) == 1)
+    uint64_t full = whole_of(j->c->job, "reset", 100, 101); /* percent; 101: never */
+    j->emptied = n >= 0 && 100 * (uint64_t)j->s.kv_used >= full * j->s.kv_size;
+    if (j->emptied)
         gemrun_reset_kv_cache(ctx);
     return n;
 }
@@ -522,10 +525,12 @@ static void job_request(gs_channel *c)
         return;
     }
     gs_out *o = begin_answer(c, generate ? "done" : tests ? "tested" : "reset");
-    if (generate)
+    if (generate) {
         put_run(o, &j.s);
-    else if (tests)
+        gs_whole(o, "reset", j.emptied);
+    } else if (tests) {
         gs_whole(o, "passed", (uint64_t)n);
+    }
     send_event(c);
 }
 

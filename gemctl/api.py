@@ -120,8 +120,9 @@ class SwitchParams(Params):
     name: Name
 
 
-class OnParams(Params):
+class AutoResetParams(Params):
     on: bool
+    percent: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 class HistoryParams(Params):
@@ -481,8 +482,8 @@ class Api:
         self._admit(model, waiting, p)
         fields = p.fields()
         fields.setdefault("speculate", limits.speculate)
-        if self._daemon.auto_reset:
-            fields["reset"] = 1
+        if self._daemon.auto_reset is not None:
+            fields["reset"] = self._daemon.auto_reset
         pieces: list[str] = []
         done: dict[str, Any] = {}
         owner = call.caller.name if call.caller.source == "unix" else call.caller.source
@@ -495,7 +496,10 @@ class Api:
                 pieces.append(event["text"])
                 if p.stream:
                     await call.tell({"token": event["token"], "text": event["text"]})
-        done = {key: value for key, value in done.items() if key not in ("event", "id")}
+        if done.get("reset"):
+            used, size = done["kv_used"], done["kv_size"]
+            self.hub.publish("kv.reset", model=model.name, used=used, size=size)
+        done = {key: value for key, value in done.items() if key not in ("event", "id", "reset")}
         if self._daemon.config.daemon.log_prompts:
             asked = p.prompt if p.messages is None else [m.text for m in p.messages]
             self.hub.publish("request.text", model=model.name, asked=asked, text="".join(pieces))
@@ -523,9 +527,9 @@ class Api:
         task.cancel()
         return {"request": p.id}
 
-    async def kv_auto_reset(self, p: OnParams, call: Call) -> dict[str, Any]:
-        self.models.save(auto_reset_kv_cache=p.on)
-        return {"auto_reset_kv_cache": p.on}
+    async def kv_auto_reset(self, p: AutoResetParams, call: Call) -> dict[str, Any]:
+        self.models.save(auto_reset_kv_cache=p.on, auto_reset_percent=p.percent)
+        return {"auto_reset_kv_cache": p.on, "percent": self._daemon.auto_reset}
 
     # ---- the daemon ----
 
@@ -610,7 +614,7 @@ METHODS: dict[str, Method] = {
     "calibrate.thermal": Method(NoParams, Api.calibrate_thermal, True),
     "generate": Method(GenerateParams, Api.generate, True, audit=False),
     "cancel": Method(CancelParams, Api.cancel, True),
-    "kv.auto_reset": Method(OnParams, Api.kv_auto_reset, True),
+    "kv.auto_reset": Method(AutoResetParams, Api.kv_auto_reset, True),
     "config.reload": Method(NoParams, Api.config_reload, True),
     "bundle": Method(NoParams, Api.bundle, True),
 }

@@ -109,7 +109,8 @@ def main() -> None:
     Anywhere in the line:
       --socket PATH                   of gemctld (default: $GEMCTL_SOCKET, /run/gemctl/gemctl.sock)
       --json                          print the answer as JSON, and errors too (on stderr)
-      --auto-reset-kv-cache           empty the KV cache after every answer (--no-.. ends that)
+      --auto-reset-kv-cache[=PERCENT] empty the KV cache after an answer that leaves it so full
+                                      (95; 0: after every one; --no-.. ends that)
       --external-temp-sensor SOURCE   hwmon:NAME/temp1, iio:NAME/CHANNEL, file:PATH[:SCALE],
                                       mqtt:TOPIC; only ever makes the throttle stricter
     """

@@ -192,7 +192,14 @@ class ModelsConfig(Part):
     )
     queue: int = key(64, "waiting requests of a model; more get busy", "requests", ge=1, le=4096)
     request_timeout_s: float = seconds(120.0, "of requests that name no deadline")
-    auto_reset_kv_cache: bool = key(False, "empty the KV cache after every answer")
+    auto_reset_kv_cache: bool = key(False, "empty the KV cache after an answer that fills it")
+    auto_reset_percent: int = key(
+        95,
+        "so much of it in use is full; 0: it is emptied after every answer",
+        "%",
+        ge=0,
+        le=100,
+    )
     speculate: int = key(0, "tokens guessed ahead of each step", "tokens", ge=0, le=6)
 
 

@@ -395,10 +395,13 @@ class Daemon:
     # ---- what is told ----
 
     @property
-    def auto_reset(self) -> bool:
-        """Whether the KV cache is emptied after every answer."""
-        wanted = self.models.state.auto_reset_kv_cache
-        return self.config.models.auto_reset_kv_cache if wanted is None else wanted
+    def auto_reset(self) -> int | None:
+        """The percentage in use from which on an answer empties the KV cache; None: none does."""
+        config, state = self.config.models, self.models.state
+        wanted, percent = state.auto_reset_kv_cache, state.auto_reset_percent
+        if not (config.auto_reset_kv_cache if wanted is None else wanted):
+            return None
+        return config.auto_reset_percent if percent is None else percent
 
     def stats(self) -> dict[str, Any]:
         """`gemctl stats --json`: the order of the keys is part of the interface."""
@@ -408,7 +411,7 @@ class Daemon:
         facts = slot.worker.facts if slot is not None and slot.worker is not None else None
         d, reading = self.throttle.decision, self.throttle.reading
         p50, p95 = self.history.ttft_percentiles(time.monotonic())
-        used = 0 if self.auto_reset or facts is None else last.get("kv_used", 0)
+        used = 0 if last.get("reset") or facts is None else last.get("kv_used", 0)
         per_token = facts.ram_kv / facts.kv_size if facts is not None else 0.0
         throttle = self.throttle.describe()
         return {

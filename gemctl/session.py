@@ -25,7 +25,7 @@ WORK_S = 3600.0  # without a word: the copy of a large model to a slow disk
 ANYWHERE = {
     "--socket": ("PATH", "of gemctld"),
     "--json": ("", "print the answer as JSON"),
-    "--auto-reset-kv-cache": ("", "empty the KV cache after every answer"),
+    "--auto-reset-kv-cache": ("", "empty the KV cache where an answer leaves it 95 % full"),
     "--no-auto-reset-kv-cache": ("", "keep it between answers"),
     "--external-temp-sensor": ("SOURCE", "one more sensor for the throttle"),
 }
@@ -39,7 +39,7 @@ class Session:
         self,
         socket: str,
         json: bool = False,
-        auto_reset: bool | None = None,
+        auto_reset: bool | int | None = None,
         external: str | None = None,
     ) -> None:
         self.socket = socket
@@ -48,7 +48,9 @@ class Session:
         self.external = external
         self.changes: list[tuple[str, dict[str, Any]]] = []
         if auto_reset is not None:
-            self.changes.append(("kv.auto_reset", {"on": auto_reset}))
+            on = auto_reset is not False  # a percentage may be 0
+            how = {} if isinstance(auto_reset, bool) else {"percent": auto_reset}
+            self.changes.append(("kv.auto_reset", {"on": on, **how}))
         if external is not None:
             self.changes.append(("throttle.set", {"external": [external] if external else []}))
 
@@ -127,7 +129,7 @@ def take_options(args: Sequence[str]) -> tuple[Session, list[str]]:
     rest: list[str] = []
     values: dict[str, str | None] = {"--socket": None, "--external-temp-sensor": None}
     as_json = False
-    reset: bool | None = None
+    reset: bool | int | None = None
     words = list(args)
     while words:
         word = words.pop(0)
@@ -141,14 +143,24 @@ def take_options(args: Sequence[str]) -> tuple[Session, list[str]]:
             values[name] = value if equals else words.pop(0)
         elif word == "--json":
             as_json = True
-        elif word in ("--auto-reset-kv-cache", "--no-auto-reset-kv-cache"):
-            reset = not word.startswith("--no")
+        elif name == "--auto-reset-kv-cache":
+            reset = percent_of(name, value) if equals else True
+        elif word == "--no-auto-reset-kv-cache":
+            reset = False
         else:
             rest.append(word)
     if not rest and (reset is not None or values["--external-temp-sensor"] is not None):
         rest = ["throttle"]  # what was changed is shown
     socket = socket_path(values["--socket"])
     return Session(socket, as_json, reset, values["--external-temp-sensor"]), rest
+
+
+def percent_of(name: str, word: str) -> int:
+    """0..100, with or without its sign. Raises Refused."""
+    digits = word.removesuffix("%")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 3 and int(digits) <= 100):
+        raise Refused("bad_request", f"{name}={word[:40]}: give a percentage from 0 to 100")
+    return int(digits)
 
 
 def end(error: Refused, as_json: bool) -> int:

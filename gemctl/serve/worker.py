@@ -75,7 +75,7 @@ def checked(event: dict[str, Any]) -> dict[str, Any]:
         return event
     if event["event"] != "done" or type(event["finish"]) is not str:
         raise ValueError("event")
-    later = {"reused": event.get("reused", 0)}  # not of an engine that is older
+    later = {key: event.get(key, 0) for key in ("reused", "reset")}  # not of an older engine
     for key, value in {**{key: event[key] for key in _COUNTS}, **later}.items():
         if type(value) is not int or value < 0:
             raise ValueError(key)

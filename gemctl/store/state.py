@@ -98,7 +98,8 @@ class State(Part):
     models: Annotated[dict[Name, ModelState], Field(max_length=MODELS_MOST)] = {}
     throttle: ThrottleState = ThrottleState()
     brief: Brief | None = None
-    auto_reset_kv_cache: bool | None = None  # None: as the configuration says
+    auto_reset_kv_cache: bool | None = None  # None: as the configuration says; likewise ..
+    auto_reset_percent: Annotated[int, Field(ge=0, le=100)] | None = None
     trial: Trial | None = None
 
 

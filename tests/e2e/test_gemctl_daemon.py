@@ -49,7 +49,7 @@ def test_stats_begin_as_promised(daemon: Daemon, versions: tuple[Path, Path]) ->
     assert text.startswith('{"ttft_ms": ')
     assert list(json.loads(text))[:4] == ["ttft_ms", "throughput_tps", "kv_cache_used", "temp_c"]
     assert json.loads(text)["kv_cache_used"] == used > 0
-    daemon.gemctl("--auto-reset-kv-cache")
+    daemon.gemctl("--auto-reset-kv-cache=0")
     daemon.ask(PROMPT)
     assert json.loads(daemon.gemctl("--json", "stats"))["kv_cache_used"] == 0
 

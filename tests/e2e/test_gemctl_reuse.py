@@ -85,7 +85,7 @@ def test_what_leaves_nothing(daemon: Daemon) -> None:
     assert reused() == 0
     os.kill(daemon.workers()[0], 9)
     assert reused() == 0
-    daemon.call("kv.auto_reset", on=True)
+    daemon.call("kv.auto_reset", on=True, percent=0)
     try:
         assert (reused() > 0, reused(), reused()) == (True, 0, 0)
     finally:
@@ -93,6 +93,32 @@ def test_what_leaves_nothing(daemon: Daemon) -> None:
     daemon.call("model.disable", name="pilot")
     daemon.call("model.enable", name="pilot")
     assert (reused() == 0, reused() > 0) == (True, True)
+
+
+def test_a_cache_that_is_95_percent_full_is_emptied_behind_an_answer(daemon: Daemon) -> None:
+    """Below, exactly, above; never during an answer, and an event tells."""
+    size = daemon.call("stats")["kv_cache_size"]
+    full = -(-95 * size // 100)
+    prompt = "x" * (size // 2)
+    tokens = 5 + full - daemon.ask(prompt, 5)["kv_used"]  # of an answer that leaves exactly `full`
+    daemon.gemctl("--auto-reset-kv-cache")
+    try:
+        for more, left in ((-1, full - 1), (0, 0), (1, 0), (-1, full - 1)):
+            before = len(daemon.events("kv.reset"))
+            found = daemon.ask(prompt, tokens + more)
+            assert (found["kv_used"], found["generated_tokens"]) == (full + more, tokens + more)
+            assert daemon.call("stats")["kv_cache_used"] == left
+            told = daemon.events("kv.reset")[before:]
+            assert [(e["model"], e["used"], e["size"]) for e in told] == (
+                [] if left else [("pilot", full + more, size)]
+            )
+        daemon.gemctl("--auto-reset-kv-cache=50%")
+        assert daemon.ask(prompt, 5)["kv_used"] < full
+        assert daemon.call("stats")["kv_cache_used"] == 0
+        assert "from 0 to 100" in daemon.gemctl("--auto-reset-kv-cache=101", code=2)
+    finally:
+        daemon.gemctl("--no-auto-reset-kv-cache")
+    assert daemon.ask(prompt, tokens)["kv_used"] == full == daemon.call("stats")["kv_cache_used"]
 
 
 ANOTHER = """

@@ -57,15 +57,18 @@ STATS: dict[str, Any] = {
          False, None, "file:/t:0.001"),
         ("--external-temp-sensor=hwmon:k/temp1 stats", ["stats"], False, None, "hwmon:k/temp1"),
         ("--no-auto-reset-kv-cache", ["throttle"], False, False, None),
+        ("--auto-reset-kv-cache=0 stats", ["stats"], False, 0, None),
+        ("stats --auto-reset-kv-cache=90%", ["stats"], False, 90, None),
         ("generate -- --json", ["generate", "--", "--json"], False, None, None),
     ],
 )  # fmt: skip
 def test_options_may_stand_anywhere(
-    line: str, rest: list[str], json_: bool, reset: bool | None, external: str | None
+    line: str, rest: list[str], json_: bool, reset: bool | int | None, external: str | None
 ) -> None:
     taken, found = session.take_options(line.split())
     assert (found, taken.json) == (rest, json_)
     assert (taken.auto_reset, taken.external) == (reset, external)
+    assert type(taken.auto_reset) is type(reset)  # 0 is a percentage
     assert session.wants_json(line.split()) == json_
 
 
