@@ -42,12 +42,25 @@ MERGE_KEYS = ("id", "label", "field")  # arrays of tables merge by the first tha
 
 FEATURES: Mapping[str, tuple[str, ...]] = {  # LLVM's spelling
     "aarch64": ("neon", "dotprod", "fp16", "i8mm", "bf16", "sve", "sve2"),
-    "arm": ("neon", "vfp4"),
+    "arm": ("neon", "vfp4", "mve"),
     "riscv64": ("v", "zvfh", "zba", "zbb", "zbc", "zbs"),
     "x86_64": (
         *("sse2", "sse4.2", "avx2", "fma", "f16c", "avxvnni"),
         *("avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-int8"),
     ),
+}
+
+# Instruction sets that a core certainly lacks, by its name in `mcpu`.
+V8_0 = ("dotprod", "fp16", "i8mm", "bf16", "sve", "sve2")
+V8_2 = ("i8mm", "bf16", "sve", "sve2")
+LACKING: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("cortex-a35", "cortex-a53", "cortex-a72"), V8_0),
+    **dict.fromkeys(("cortex-a55", "cortex-a76", "cortex-a78ae"), V8_2),
+    "carmel": ("dotprod", *V8_2),
+    "gracemont": ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-int8"),
+    "sifive-u74": ("v", "zvfh"),
+    "cortex-m55": ("neon", "vfp4"),
+    "cortex-m7": ("neon", "vfp4", "mve"),
 }
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
@@ -184,12 +197,12 @@ class PowerMode(_Table):
 
     id: Text
     nvpmodel_id: Count | None = None
-    cores_online: Positive
+    cores_online: Positive | None = None
     tdp_w: Quantity | None = None  # absent = not capped
-    cpu_max_mhz: Quantity
+    cpu_max_mhz: Quantity | None = None
     gpu_max_mhz: Quantity | None = None
-    mem_mtps: Quantity  # million transfers per second
-    mem_peak_gbps: Quantity
+    mem_mtps: Quantity | None = None  # million transfers per second
+    mem_peak_gbps: Quantity | None = None
     default: bool = False
 
 
@@ -339,6 +352,8 @@ def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
     if text.endswith(".toml") or os.sep in text:
         return _resolve_file(Path(text), ())
     path = data_dir() / f"{text}.toml"
+    if NAME.match(text) and not path.is_file():
+        path = _by_id(text) or path
     if not NAME.match(text) or not path.is_file():
         close = difflib.get_close_matches(text, list_targets(), n=1)
         hint = f"did you mean {close[0]}? Known" if close else "known"
@@ -347,6 +362,23 @@ def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
             "or a path to a .toml file"
         )
     return _resolve_file(path, ())
+
+
+def _by_id(name: str) -> Path | None:
+    """The shipped file with this id: messages name the id, which may be shorter than the file."""
+    for path in sorted(data_dir().glob("*.toml")):
+        if _read(path).get("id") == name:
+            return path
+    return None
+
+
+def compilable(hdf: Hdf) -> None:
+    """Refuse a board that gemmake makes no artifact for, before anything is read."""
+    if hdf.target.os == "bare":
+        raise TargetError(
+            f"{hdf.id}: the engine has no kernels for a microcontroller without a system "
+            "(target.os is bare); use a board with Linux: gemmake hdf list"
+        )
 
 
 def canonical_sha256(stored: bytes) -> bytes:
@@ -468,15 +500,53 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
         if throttle >= passive:
             yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
     for mode in hdf.power_mode:
-        if cores and mode.cores_online > len(cores):
-            yield f"power_mode {mode.id}: cores_online {mode.cores_online} of {len(cores)} cores"
-        if hdf.memory and hdf.memory.bus_bits:
-            peak = hdf.memory.bus_bits / 8 * mode.mem_mtps / 1000
-            if abs(mode.mem_peak_gbps - peak) > 0.1 * peak:
-                yield (
-                    f"power_mode {mode.id}: mem_peak_gbps {mode.mem_peak_gbps} is more than 10 % "
-                    f"from bus_bits / 8 * mem_mtps = {peak:.1f}"
-                )
+        yield from (f"power_mode {mode.id}: {problem}" for problem in _mode_problems(hdf, mode))
+    yield from _size_of_the_name(hdf)
+    yield from _features_of_the_core(hdf)
+
+
+def _mode_problems(hdf: Hdf, mode: PowerMode) -> Iterator[str]:
+    cores = [core for cluster in hdf.cpu.cluster for core in cluster.cores or ()]
+    if mode.cores_online and cores and mode.cores_online > len(cores):
+        yield f"cores_online {mode.cores_online} of {len(cores)} cores; count the board's"
+    clocks = [cluster.max_freq_mhz for cluster in hdf.cpu.cluster if cluster.max_freq_mhz]
+    if mode.cpu_max_mhz and clocks and mode.cpu_max_mhz > max(clocks):
+        yield (
+            f"cpu_max_mhz {mode.cpu_max_mhz:g} exceeds max_freq_mhz {max(clocks):g} of the "
+            "fastest cluster; correct the one that is wrong"
+        )
+    gpus = [unit.max_freq_mhz for unit in hdf.accelerator if unit.kind == "cuda"]
+    limit = max((clock for clock in gpus if clock), default=None)
+    if mode.gpu_max_mhz and limit and mode.gpu_max_mhz > limit:
+        yield (
+            f"gpu_max_mhz {mode.gpu_max_mhz:g} exceeds max_freq_mhz {limit:g} of the accelerator; "
+            "correct the one that is wrong"
+        )
+    if hdf.memory and hdf.memory.bus_bits and mode.mem_mtps and mode.mem_peak_gbps:
+        peak = hdf.memory.bus_bits / 8 * mode.mem_mtps / 1000
+        if abs(mode.mem_peak_gbps - peak) > 0.1 * peak:
+            yield (
+                f"mem_peak_gbps {mode.mem_peak_gbps} is more than 10 % "
+                f"from bus_bits / 8 * mem_mtps = {peak:.1f}; correct the one that is wrong"
+            )
+
+
+def _size_of_the_name(hdf: Hdf) -> Iterator[str]:
+    """A name such as orin-nx-16gb or meter-256mb states the memory."""
+    stated = re.search(r"(?:^|-)(\d{1,5})(gb|mb)(?:-|$)", hdf.id)
+    if stated is None or hdf.memory is None:
+        return
+    wanted = int(stated[1]) * (1024 if stated[2] == "gb" else 1)
+    if hdf.memory.size_mib != wanted:
+        yield f"memory.size_mib {hdf.memory.size_mib} is not the {wanted} of the name {hdf.id}"
+
+
+def _features_of_the_core(hdf: Hdf) -> Iterator[str]:
+    """Instruction sets that the named core does not have."""
+    lacking = LACKING.get(hdf.target.mcpu or "", ())
+    for feature in (*hdf.target.features, *hdf.target.baseline_features):
+        if feature in lacking:
+            yield f"target: {hdf.target.mcpu} has no {feature}; remove it"
 
 
 def _named(hdf: Hdf) -> Iterator[tuple[str, list[str]]]:

@@ -18,7 +18,7 @@ from gemmake import calibration, kvgroups, machine, output, planning, record
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
-from gemmake.hdf import load_hdf
+from gemmake.hdf import compilable, load_hdf
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
 from gemmake.options import CompileOptions
@@ -122,6 +122,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     if options.save_statistics is not None:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     hdf = load_hdf(options.target)
+    compilable(hdf)
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)
