@@ -332,7 +332,7 @@ def load_hdf(target: str | os.PathLike[str]) -> Hdf:
         # JSON mode: lists become tuples, while text never becomes a number.
         return Hdf.model_validate_json(_canonical(resolved))
     except ValidationError as error:
-        problem, keys = _first_problem(error, resolved)
+        problem, keys = first_problem(error, resolved)
         raise TargetError(f"{label}: {problem}{_line(target, keys)}") from None
     except (TypeError, ValueError) as error:  # a TOML date, nan or inf
         raise TargetError(f"{label}: {error}; use plain numbers and text") from None
@@ -628,7 +628,7 @@ def _covers(field: str, path: str) -> bool:
     return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
-def _first_problem(
+def first_problem(
     error: ValidationError, resolved: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
     """One sentence for the first problem that pydantic found, and the keys of its place."""

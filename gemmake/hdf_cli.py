@@ -167,3 +167,29 @@ def schema(debug: bool) -> None:
         from gemmake.hdf import export_schema
 
         click.echo(json.dumps(export_schema(), indent=2, sort_keys=True))
+
+
+@hdf.command("probe", cls=console.Command)
+@click.option("--id", "name", default="probed", show_default=True, help="The description's id.")
+@click.option(
+    "--mib",
+    type=click.IntRange(1, 65536),
+    default=None,
+    help="MiB that are read to measure the bandwidth (default: twice the last cache, 256 or more).",
+)
+@click.option("--no-bandwidth", is_flag=True, help="Measure nothing.")
+@click.option("--root", default="/", help="Where sys and proc lie.", show_default=True)
+@click.option("--machine", default=None, help="What uname -m prints there (default: here).")
+@DEBUG
+def probe(
+    name: str, mib: int | None, no_bandwidth: bool, root: str, machine: str | None, debug: bool
+) -> None:
+    """Draft a description of this machine, on standard output."""
+    with command("gemmake", debug):
+        from pathlib import Path
+
+        from gemmake import hdf_probe
+
+        measure = None if no_bandwidth else hdf_probe.bandwidth
+        kind = machine or hdf_probe.machine()
+        click.echo(hdf_probe.draft(Path(root), kind, name, mib, measure), nl=False)

@@ -145,3 +145,12 @@ def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "memory.bus_bits" in done.stderr
     assert "(base.toml line 3)" in done.stderr
+
+
+def test_probe_drafts_a_description_that_passes(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(said("hdf", "probe", "--id", "own", "--mib", "16"), encoding="utf-8")
+    board = hdf.load_hdf(path)
+    assert board.default_mode is not None
+    assert board.default_mode.mem_peak_gbps
+    assert said("hdf", "check", path).startswith("SUCCESS")
