@@ -1,4 +1,4 @@
-/* gm_stream.c: plain reading of memory, as fast as it goes; `gemmake hdf probe` measures with it. */
+/* gm_stream.c: plain reading of memory; `gemmake hdf probe` measures its bandwidth with it. */
 #include "gm_internal.h"
 
 enum { LINE = 64, AT_ONCE = 4 * LINE };

@@ -221,7 +221,7 @@ def main(debug: bool, **options: Any) -> None:
     \b
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
-    gemmake hdf list|show|check|diff|probe  the boards that --target takes
+    gemmake hdf --help                    the boards that --target takes: list, show, check
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it

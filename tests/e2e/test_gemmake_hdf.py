@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import compiling
 from gemmake import hdf
+from gemmake.options import Effort
+from gemrun.format.reader import read_artifact
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,3 +158,20 @@ def test_probe_drafts_a_description_that_passes(tmp_path: Path) -> None:
     assert board.default_mode is not None
     assert board.default_mode.mem_peak_gbps
     assert said("hdf", "check", path).startswith("SUCCESS")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["generic-armv7", "spacemit-k1", "meter-256mb", "jetson-orin-nx-16gb", "agx-orin-32gb"],
+)
+def test_new_boards_compile_and_pass_gemcheck(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, target: str
+) -> None:
+    path = tmp_path / "x.gembin"
+    compiling.compiled(tiny_checkpoint("llama3"), path, target=target, effort=Effort.FAST)
+    board = hdf.load_hdf(target)
+    with read_artifact(path) as artifact:
+        assert artifact.header.target.rstrip(b"\0").decode() == board.id
+        assert artifact.header.hdf_sha256 == board.sha256()
+        assert artifact.header.ram_budget == board.budget_bytes()
+    assert compiling.problems(path) == []
