@@ -155,6 +155,9 @@ int32_t gm_rope_freqs(double theta, uint32_t dims, int32_t kind, double factor, 
 int32_t gm_rope_table(const double *freqs, uint32_t pairs, uint32_t positions, float *table,
                       int32_t threads);
 
+/* Reads `bytes` (a multiple of 256) from an address that is a multiple of 64; *sum of its words. */
+int32_t gm_read_lines(const uint8_t *data, uint64_t bytes, uint64_t *sum);
+
 /* Own elementary functions, for tests: |x| < 2^31 for sin and cos, x > 0 for log. */
 double gm_sin(double x);
 double gm_cos(double x);

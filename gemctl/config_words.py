@@ -9,10 +9,12 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from gemrun.toml_lines import line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,8 +22,6 @@ else:
     import tomli as tomllib
 
 SHOWN = 8  # mistakes at once
-LINES_MOST = 64  # places of a key that are looked at
-VALUE_MOST = 1000  # lines of one value
 OTHERS = "all keys: gemctl config schema"
 # Of a name's pattern; and of what tomllib says where a key or a table stands twice.
 NAMES = {
@@ -183,41 +183,3 @@ def _range(wanted: Table) -> str:
     if low is None:
         return f"above {wanted.get('exclusiveMinimum')}, at most {most:.20g}"
     return f"from {low:.20g} to {most:.20g}"
-
-
-def line_of(text: str, keys: Sequence[str]) -> int | None:
-    """The line where a key begins, from 1; None where that is not to be found.
-
-    It is the one with which the beginning of the file is TOML that has the key.
-    """
-    lines = text.split("\n")
-    places = [n for n, line in enumerate(lines, 1) if keys and keys[-1] in line]
-    for number in places[:LINES_MOST]:
-        before = _parsed(lines[: number - 1])
-        if before is not None and not _has(before, keys) and _begins(lines, number, keys):
-            return number
-    return None
-
-
-def _begins(lines: Sequence[str], number: int, keys: Sequence[str]) -> bool:
-    for end in range(number, min(len(lines), number + VALUE_MOST) + 1):
-        found = _parsed(lines[:end])
-        if found is not None:
-            return _has(found, keys)
-    return False
-
-
-def _parsed(lines: Sequence[str]) -> Table | None:
-    loads: Callable[[str], Table] = tomllib.loads
-    try:
-        return loads("\n".join(lines))
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return None
-
-
-def _has(found: Any, keys: Sequence[str]) -> bool:
-    for name in keys:
-        if not isinstance(found, dict) or name not in found:
-            return False
-        found = found[name]
-    return True

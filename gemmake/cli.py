@@ -13,6 +13,7 @@ import click
 from gemmake import __version__
 from gemmake.errors import OutputError
 from gemmake.failures import command
+from gemmake.hdf_cli import hdf
 from gemmake.options import (
     MEMORY_LAYOUT,
     REFUSED,
@@ -236,6 +237,7 @@ def main(debug: bool, **options: Any) -> None:
     \b
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
+    gemmake hdf --help                    the boards that --target takes: list, show, check
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -282,7 +284,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf)
 
 if __name__ == "__main__":
     main()

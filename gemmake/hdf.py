@@ -18,7 +18,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gemmake.errors import TargetError
 from gemmake.files import read_small
+from gemrun.toml_lines import has, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,6 +37,7 @@ else:
 SCHEMA_MAJOR = 1
 MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
 MAX_BYTES = 1 << 20  # of one file
+MAX_NESTING = 8  # tables and lists in one another
 NAME_BYTES = 16  # room for a target's name in the artifact's header
 MIB = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
@@ -42,12 +45,25 @@ MERGE_KEYS = ("id", "label", "field")  # arrays of tables merge by the first tha
 
 FEATURES: Mapping[str, tuple[str, ...]] = {  # LLVM's spelling
     "aarch64": ("neon", "dotprod", "fp16", "i8mm", "bf16", "sve", "sve2"),
-    "arm": ("neon", "vfp4"),
+    "arm": ("neon", "vfp4", "mve"),
     "riscv64": ("v", "zvfh", "zba", "zbb", "zbc", "zbs"),
     "x86_64": (
         *("sse2", "sse4.2", "avx2", "fma", "f16c", "avxvnni"),
         *("avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-int8"),
     ),
+}
+
+# Instruction sets that a core certainly lacks, by its name in `mcpu`.
+V8_0 = ("dotprod", "fp16", "i8mm", "bf16", "sve", "sve2")
+V8_2 = ("i8mm", "bf16", "sve", "sve2")
+LACKING: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("cortex-a35", "cortex-a53", "cortex-a72"), V8_0),
+    **dict.fromkeys(("cortex-a55", "cortex-a76", "cortex-a78ae"), V8_2),
+    "carmel": ("dotprod", *V8_2),
+    "gracemont": ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-int8"),
+    "sifive-u74": ("v", "zvfh"),
+    "cortex-m55": ("neon", "vfp4"),
+    "cortex-m7": ("neon", "vfp4", "mve"),
 }
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
@@ -184,12 +200,12 @@ class PowerMode(_Table):
 
     id: Text
     nvpmodel_id: Count | None = None
-    cores_online: Positive
+    cores_online: Positive | None = None
     tdp_w: Quantity | None = None  # absent = not capped
-    cpu_max_mhz: Quantity
+    cpu_max_mhz: Quantity | None = None
     gpu_max_mhz: Quantity | None = None
-    mem_mtps: Quantity  # million transfers per second
-    mem_peak_gbps: Quantity
+    mem_mtps: Quantity | None = None  # million transfers per second
+    mem_peak_gbps: Quantity | None = None
     default: bool = False
 
 
@@ -316,7 +332,8 @@ def load_hdf(target: str | os.PathLike[str]) -> Hdf:
         # JSON mode: lists become tuples, while text never becomes a number.
         return Hdf.model_validate_json(_canonical(resolved))
     except ValidationError as error:
-        raise TargetError(f"{label}: {_first_problem(error)}") from None
+        problem, keys = first_problem(error, resolved)
+        raise TargetError(f"{label}: {problem}{_line(target, keys)}") from None
     except (TypeError, ValueError) as error:  # a TOML date, nan or inf
         raise TargetError(f"{label}: {error}; use plain numbers and text") from None
 
@@ -333,12 +350,52 @@ def data_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "hdf"
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a value is set: the last file, in the order of merging, that has it."""
+
+    path: Path
+    line: int | None
+
+
+def origin_of(files: Sequence[Path], keys: Sequence[str]) -> Origin | None:
+    """The file and line that a value comes from; None where no file sets it."""
+    for path in reversed(files):
+        if has(_read(path), keys):
+            return Origin(path, line_of(path.read_text(encoding="utf-8"), keys))
+    return None
+
+
+def files_of(target: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The files that make a description, in the order in which they are merged."""
+    found: list[Path] = []
+    _resolve_file(find(target), (), found)
+    return tuple(found)
+
+
+def _line(target: str | os.PathLike[str], keys: Sequence[str]) -> str:
+    """(line 12) of the board's own file, (tegra234.toml line 12) of a base, or nothing."""
+    files = files_of(target)
+    found = origin_of(files, keys) if keys else None
+    if found is None or found.line is None:
+        return ""
+    name = "" if found.path == files[-1] else f"{show(found.path.name)} "
+    return f" ({name}line {found.line})"
+
+
 def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
     """The description with its bases merged, not yet checked against the schema."""
+    return _resolve_file(find(target), (), [])
+
+
+def find(target: str | os.PathLike[str]) -> Path:
+    """The file of a target. Raises TargetError for an unknown name."""
     text = os.fspath(target)
     if text.endswith(".toml") or os.sep in text:
-        return _resolve_file(Path(text), ())
+        return Path(text)
     path = data_dir() / f"{text}.toml"
+    if NAME.match(text) and not path.is_file():
+        path = _by_id(text) or path
     if not NAME.match(text) or not path.is_file():
         close = difflib.get_close_matches(text, list_targets(), n=1)
         hint = f"did you mean {close[0]}? Known" if close else "known"
@@ -346,7 +403,24 @@ def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
             f"{show(text)}: unknown target; {hint} targets: {', '.join(list_targets())}, "
             "or a path to a .toml file"
         )
-    return _resolve_file(path, ())
+    return path
+
+
+def _by_id(name: str) -> Path | None:
+    """The shipped file with this id: messages name the id, which may be shorter than the file."""
+    for path in sorted(data_dir().glob("*.toml")):
+        if _read(path).get("id") == name:
+            return path
+    return None
+
+
+def compilable(hdf: Hdf) -> None:
+    """Refuse a board that gemmake makes no artifact for, before anything is read."""
+    if hdf.target.os == "bare":
+        raise TargetError(
+            f"{hdf.id}: the engine has no kernels for a microcontroller without a system "
+            "(target.os is bare); use a board with Linux: gemmake hdf list"
+        )
 
 
 def canonical_sha256(stored: bytes) -> bytes:
@@ -399,7 +473,7 @@ def _merge_entries(base: list[Any], over: list[Any]) -> list[Any]:
     return list(result.values())
 
 
-def _resolve_file(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dict[str, Any]:
     real = path.resolve()
     if real in chain:
         raise TargetError(f"{show(path)}: inherits from itself; remove the circle")
@@ -411,7 +485,8 @@ def _resolve_file(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         raise TargetError(f"{show(path)}: inherits is not a list of names; write inherits = [..]")
     result: dict[str, Any] = {}
     for name in bases:
-        result = merge(result, _resolve_file(_base_path(path, name), (*chain, real)))
+        result = merge(result, _resolve_file(_base_path(path, name), (*chain, real), files))
+    files.append(path)
     return merge(result, own)
 
 
@@ -443,7 +518,19 @@ def _read(path: Path) -> dict[str, Any]:
         raise TargetError(f"{label}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise TargetError(f"{label}: not valid TOML: {error}; correct that line") from None
+    except RecursionError:
+        raise TargetError(f"{label}: not valid TOML: nested too deeply; flatten it") from None
+    if not _flat(tables):
+        raise TargetError(f"{label}: nested more than {MAX_NESTING} deep; an HDF is flat")
     return tables
+
+
+def _flat(tables: Mapping[str, Any]) -> bool:
+    level: list[Any] = [tables]
+    for _ in range(MAX_NESTING):
+        below = [entry.values() if isinstance(entry, dict) else entry for entry in level]
+        level = [inner for entry in below for inner in entry if isinstance(inner, (dict, list))]
+    return not level
 
 
 def _canonical(tables: Mapping[str, Any]) -> bytes:
@@ -468,15 +555,53 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
         if throttle >= passive:
             yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
     for mode in hdf.power_mode:
-        if cores and mode.cores_online > len(cores):
-            yield f"power_mode {mode.id}: cores_online {mode.cores_online} of {len(cores)} cores"
-        if hdf.memory and hdf.memory.bus_bits:
-            peak = hdf.memory.bus_bits / 8 * mode.mem_mtps / 1000
-            if abs(mode.mem_peak_gbps - peak) > 0.1 * peak:
-                yield (
-                    f"power_mode {mode.id}: mem_peak_gbps {mode.mem_peak_gbps} is more than 10 % "
-                    f"from bus_bits / 8 * mem_mtps = {peak:.1f}"
-                )
+        yield from (f"power_mode {mode.id}: {problem}" for problem in _mode_problems(hdf, mode))
+    yield from _size_of_the_name(hdf)
+    yield from _features_of_the_core(hdf)
+
+
+def _mode_problems(hdf: Hdf, mode: PowerMode) -> Iterator[str]:
+    cores = [core for cluster in hdf.cpu.cluster for core in cluster.cores or ()]
+    if mode.cores_online and cores and mode.cores_online > len(cores):
+        yield f"cores_online {mode.cores_online} of {len(cores)} cores; count the board's"
+    clocks = [cluster.max_freq_mhz for cluster in hdf.cpu.cluster if cluster.max_freq_mhz]
+    if mode.cpu_max_mhz and clocks and mode.cpu_max_mhz > max(clocks):
+        yield (
+            f"cpu_max_mhz {mode.cpu_max_mhz:g} exceeds max_freq_mhz {max(clocks):g} of the "
+            "fastest cluster; correct the one that is wrong"
+        )
+    gpus = [unit.max_freq_mhz for unit in hdf.accelerator if unit.kind == "cuda"]
+    limit = max((clock for clock in gpus if clock), default=None)
+    if mode.gpu_max_mhz and limit and mode.gpu_max_mhz > limit:
+        yield (
+            f"gpu_max_mhz {mode.gpu_max_mhz:g} exceeds max_freq_mhz {limit:g} of the accelerator; "
+            "correct the one that is wrong"
+        )
+    if hdf.memory and hdf.memory.bus_bits and mode.mem_mtps and mode.mem_peak_gbps:
+        peak = hdf.memory.bus_bits / 8 * mode.mem_mtps / 1000
+        if abs(mode.mem_peak_gbps - peak) > 0.1 * peak:
+            yield (
+                f"mem_peak_gbps {mode.mem_peak_gbps} is more than 10 % "
+                f"from bus_bits / 8 * mem_mtps = {peak:.1f}; correct the one that is wrong"
+            )
+
+
+def _size_of_the_name(hdf: Hdf) -> Iterator[str]:
+    """A name such as orin-nx-16gb or meter-256mb states the memory."""
+    stated = re.search(r"(?:^|-)(\d{1,5})(gb|mb)(?:-|$)", hdf.id)
+    if stated is None or hdf.memory is None:
+        return
+    wanted = int(stated[1]) * (1024 if stated[2] == "gb" else 1)
+    if hdf.memory.size_mib != wanted:
+        yield f"memory.size_mib {hdf.memory.size_mib} is not the {wanted} of the name {hdf.id}"
+
+
+def _features_of_the_core(hdf: Hdf) -> Iterator[str]:
+    """Instruction sets that the named core does not have."""
+    lacking = LACKING.get(hdf.target.mcpu or "", ())
+    for feature in (*hdf.target.features, *hdf.target.baseline_features):
+        if feature in lacking:
+            yield f"target: {hdf.target.mcpu} has no {feature}; remove it"
 
 
 def _named(hdf: Hdf) -> Iterator[tuple[str, list[str]]]:
@@ -503,24 +628,65 @@ def _covers(field: str, path: str) -> bool:
     return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
-def _first_problem(error: ValidationError) -> str:
-    """One sentence for the first problem that pydantic found."""
+def first_problem(
+    error: ValidationError, resolved: Mapping[str, Any]
+) -> tuple[str, tuple[str, ...]]:
+    """One sentence for the first problem that pydantic found, and the keys of its place."""
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one: name the key that stands in the file.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    place = ".".join(str(part) for part in problem["loc"])
-    prefix = f"{place}: " if place else ""
     kind, message = problem["type"], str(problem["msg"])
+    keys = _names(problem["loc"], resolved)
+    if kind == "value_error":
+        message = message.removeprefix("Value error, ")
+        keys = keys or _named_in(message)
+        prefix = f"{_place(problem['loc'], resolved)}: " if problem["loc"] else ""
+        return f"{prefix}{message}", keys
+    prefix = f"{_place(problem['loc'], resolved)}: "
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(problem["loc"][-1]), _all_keys(), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "hdf/README.md lists the keys"
-        return f"{prefix}unknown key; {hint}"
+        return f"{prefix}unknown key; {hint}", keys
     if kind == "missing":
-        return f"{prefix}missing; add it (hdf/README.md lists the keys and their units)"
-    if kind == "value_error":
-        return f"{prefix}{message.removeprefix('Value error, ')}"
+        return f"{prefix}missing; add it (hdf/README.md lists the keys and their units)", keys
     given = json.dumps(problem["input"], default=str)[:60]
-    return f"{prefix}{message[0].lower()}{message[1:]}, not {given}; correct the value"
+    return f"{prefix}{message[0].lower()}{message[1:]}, not {given}; correct the value", keys
+
+
+def _names(loc: Sequence[int | str], resolved: Any) -> tuple[str, ...]:
+    """A place in names: the number of an entry becomes its id, label or field."""
+    names: list[str] = []
+    for part in loc:
+        if isinstance(part, int):
+            resolved = resolved[part] if isinstance(resolved, list) else None
+            if not isinstance(resolved, dict):  # an entry of a list of values
+                return tuple(names)
+            names.append(next((str(resolved[key]) for key in MERGE_KEYS if key in resolved), ""))
+        else:
+            resolved = resolved.get(part) if isinstance(resolved, dict) else None
+            names.append(part)
+    return tuple(names)
+
+
+def _place(loc: Sequence[int | str], resolved: Any) -> str:
+    """power_mode[25W].mem_mtps, as sources are written."""
+    text = ""
+    for count, part in enumerate(loc, 1):
+        name = _names(loc[:count], resolved)
+        if isinstance(part, int):
+            text += f"[{name[-1] if len(name) == count and name[-1] else part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def _named_in(message: str) -> tuple[str, ...]:
+    """The keys that a cross-check's sentence begins with."""
+    mode = re.match(r"power_mode (.+?): ([a-z_]+) ", message)
+    if mode:
+        return ("power_mode", mode[1], mode[2])
+    field = re.match(r"([a-z_]+(?:\.[a-z_]+)*)[: ]", message)
+    return tuple(field[1].split(".")) if field else ()
 
 
 def _all_keys() -> list[str]:

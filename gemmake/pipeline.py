@@ -18,7 +18,7 @@ from gemmake import calibration, kvgroups, machine, output, pinning, planning, r
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
-from gemmake.hdf import load_hdf
+from gemmake.hdf import compilable, load_hdf
 from gemmake.kvmask.chat import compiled
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
@@ -126,6 +126,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     pin_text = pinning.text_of(options)
     hdf = load_hdf(options.target)
+    compilable(hdf)
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)

