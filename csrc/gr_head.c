@@ -25,7 +25,7 @@ static void final_norm(gr_head *h, gr_engine *o, const float *x, uint32_t row)
     o->bad[GB_MAX_THREADS] |= !ok;
 }
 
-static float *logits_of(const gr_engine *o, uint32_t panel)
+static float *logits_at(const gr_engine *o, uint32_t panel)
 {
     return (float *)(void *)o->buf[GB_BUF_LOGITS] + (size_t)GB_PANEL * panel;
 }
@@ -48,7 +48,7 @@ static void begin(void *arg)
 
 void gr_head_rows(gr_head *h, uint32_t panel, uint32_t rows, uint32_t thread)
 {
-    float *z = logits_of(h->e, panel);
+    float *z = logits_at(h->e, panel);
     gr_multiply(h->e, &h->m, &h->xn, panel, 0, 1, rows, z, rows);
     end_rows(h, h->e, z, rows, thread);
 }
@@ -101,7 +101,7 @@ static void every_row_share(void *arg, gr_range units, uint32_t thread)
             if (n % SOME == 0)
                 gr_multiply(h->e, &h->m, &h->xn, 2 * u, n, gr_least(SOME, h->rows - n), rows, y,
                             GB_UNIT);
-            float *z = logits_of(h->of[i], 2 * u);
+            float *z = logits_at(h->of[i], 2 * u);
             memcpy(z, y + n++ % SOME * GB_UNIT, rows * sizeof *z);
             end_rows(h, h->of[i], z, rows, thread);
         }

@@ -18,7 +18,21 @@ from reference.floatmath import F32
 from reference.sampler import Settings
 
 # The sampler and its needs.
-CORE = ("sample", "adjust", "math", "tok", "tok_open", "tok_check", "open", "size", "crc", "chat")
+CORE = (
+    "sample",
+    "adjust",
+    "math",
+    "tok",
+    "tok_open",
+    "tok_check",
+    "open",
+    "size",
+    "crc",
+    "chat",
+    "pin",
+    "kv",
+    "kv_fill",
+)
 
 SHIM = """
 #include "gr_internal.h"

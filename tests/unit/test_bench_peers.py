@@ -167,12 +167,13 @@ def test_settings_of_a_context() -> None:
 # ---- beside other work ----
 def test_a_line_of_the_neighbours_table() -> None:
     neighbours = load("neighbours")
-    result = neighbours.Result([10.0, 12.0], [float(i) for i in range(1, 101)])
+    steps = [float(i) for i in range(1, 101)]
+    result = neighbours.Result([10.0, 12.0], steps, [10.0, 10.1])
     cells = neighbours.row("alone", "plain", result)
-    assert cells[:9] == [
-        *("alone", "plain", "11.0", "12.9 %", "50.00", "95.00", "99.00", "100.00", "100.00")
-    ]
-    assert cells[9:] == ["-", "-", "-"]
+    assert cells[:5] == ["alone", "plain", "11.0", "12.9 %", "0.7 %"]
+    assert cells[5:11] == ["100", "50.00", "95.00", "99.00", "100.00", "100.00"]
+    assert cells[11:] == ["-", "-", "-"]
+    assert neighbours.deviation([10.0]) == "-"
     assert len(cells) == len(neighbours.HEAD)
 
 
