@@ -67,6 +67,20 @@ GEMRUN_API int32_t gemrun_session_restore(gemrun_context_t *ctx, const char *pat
  * changes nothing; `from` never changes. */
 GEMRUN_API gemrun_status gemrun_session_fork(gemrun_context_t *to, gemrun_context_t *from);
 
+/* A place in the cache to come back to, in memory of the caller's. Windows and sparse caches forget
+ * what goes out of their rings, so that `reuse` of a prompt's beginning reaches back by 32 tokens
+ * there; from a snapshot of them it reaches any place: compute a preamble, take one, and go back to
+ * it before every request that begins with the preamble, with `reuse`. Only rings and ids are
+ * copied; other heads have their keys still. As long as the cache, in its first tokens, is that of
+ * the snapshot, no matter what was behind them, every answer is the one from an empty cache. */
+GEMRUN_API int64_t gemrun_snapshot_size(const gemrun_context_t *ctx); /* bytes */
+/* GEMRUN_E_ARGUMENT: `size` is less than that. */
+GEMRUN_API gemrun_status gemrun_snapshot_take(gemrun_context_t *ctx, void *memory, size_t size);
+/* Returns the tokens in the cache: those of then, without logits. GEMRUN_E_STATE: the cache was
+ * emptied, or begins with other tokens; GEMRUN_E_ROOT, _SIZE: not of a context like this. Then
+ * nothing has changed. The memory is the caller's own and not checked further: no file's. */
+GEMRUN_API int32_t gemrun_snapshot_back(gemrun_context_t *ctx, const void *memory, size_t size);
+
 /* Run a prompt behind what is in the context, as gemrun_generate does from an empty cache (and with
  * the same ids as that would make of all the tokens; `reuse` counts for nothing). What is there is
  * not computed again, a beginning-of-text token is added to an empty context only, and an empty

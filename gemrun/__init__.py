@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemrun.batch import Answer, Batch
-    from gemrun.context import GemRunContext, Info, Region, Stats, Stream, Tokens
+    from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Tokens
     from gemrun.errors import GemRunError
     from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
@@ -34,6 +34,7 @@ __all__ = [
     "Info",
     "Region",
     "ReplaceTimes",
+    "Snapshot",
     "Stats",
     "Stream",
     "Tokens",

@@ -171,6 +171,15 @@ class Tokens(Sequence[int]):
         return f"Tokens({list(self._ids)}, text={self.text!r}, finish={self.finish_reason!r})"
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A place in the cache of a context: what its rings hold, and ids. In this process only."""
+
+    memory: Any = field(repr=False)
+    size: int  # bytes
+    tokens: int
+
+
 class _Engine:
     """The engine's pointer, freed with the last reference to this. A session has one to its model,
     whose weights it reads: they stay until both are gone."""
@@ -552,6 +561,23 @@ class GemRunContext(_Runner):
         both = sorted((self._handle, other._handle), key=id)  # always in one order: no deadlock
         with _Call(both[0]), _Call(both[1]):
             _check(lib.gemrun_session_fork(self._handle.pointer, other._handle.pointer))
+
+    def snapshot(self) -> Snapshot:
+        """This place in the cache, to come back to with `go_back`: for a preamble before requests
+        with `reuse`, where windows or a sparse cache would have forgotten it."""
+        with _Call(self._handle) as pointer:
+            size = _check(lib.gemrun_snapshot_size(pointer))
+            memory = ffi.new("uint64_t[]", -(-size // 8))
+            _check(lib.gemrun_snapshot_take(pointer, memory, size))
+            return Snapshot(memory, size, _stats(pointer).kv_used)
+
+    def go_back(self, snapshot: Snapshot) -> int:
+        """Return to a snapshot whose tokens the cache still begins with: CallError if not, and then
+        nothing has changed. Returns the tokens in the cache."""
+        if not isinstance(snapshot, Snapshot):
+            arguments.wrong_type("snapshot", snapshot, "what snapshot() returned")
+        with _Call(self._handle) as pointer:
+            return _check(lib.gemrun_snapshot_back(pointer, snapshot.memory, snapshot.size))
 
     # ---- facts ----
     def stats(self) -> Stats:

@@ -130,3 +130,34 @@ def test_prompts_that_go_back_further_each_time(
                 assert kept.logits() == fresh.logits()
                 reused += found.stats.reused
     assert reused > 0
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_snapshot_reaches_back_behind_long_answers(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path], family: str
+) -> None:
+    """A preamble is computed once, whatever windows have forgotten of it since."""
+    path = artifact_cache(tiny_checkpoint(family), "--kv-cache-size", "320")
+    preamble = "You move a crane in hall seven and say what it does. "
+    with (
+        GemRunContext(path, ignore_memory=True) as fresh,
+        GemRunContext(path, ignore_memory=True) as kept,
+    ):
+        ids = kept.tokenize(preamble, bos=True)
+        kept.prefill(ids)
+        place = kept.snapshot()
+        assert place.tokens == len(ids)
+        for end in ("Lift.", "Go to dock 4.", "Wait for the next truck, then stop.", "Lift."):
+            assert kept.go_back(place) == len(ids)
+            wanted = fresh.infer(preamble + end, 90, ignore_stop_ids=True, temperature=0.0)
+            found = kept.infer(
+                preamble + end, 90, ignore_stop_ids=True, temperature=0.0, reuse=True
+            )
+            assert list(found) == list(wanted)
+            assert kept.logits() == fresh.logits()
+            assert found.stats.reused >= len(ids) - 2  # a blank may join what follows
+        kept.reset_kv_cache()
+        with pytest.raises(CallError, match="take another one"):
+            kept.go_back(place)
+        with pytest.raises(CallError, match="what snapshot"):
+            kept.go_back(b"")  # type: ignore[arg-type]
