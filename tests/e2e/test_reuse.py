@@ -143,7 +143,7 @@ def test_a_snapshot_reaches_back_behind_long_answers(
         GemRunContext(path, ignore_memory=True) as fresh,
         GemRunContext(path, ignore_memory=True) as kept,
     ):
-        ids = kept.tokenize(preamble, bos=True)
+        ids = kept.tokenize(preamble, bos=True)[:-2]  # the last may join what follows
         kept.prefill(ids)
         place = kept.snapshot()
         assert place.tokens == len(ids)
@@ -155,7 +155,7 @@ def test_a_snapshot_reaches_back_behind_long_answers(
             )
             assert list(found) == list(wanted)
             assert kept.logits() == fresh.logits()
-            assert found.stats.reused >= len(ids) - 2  # a blank may join what follows
+            assert found.stats.reused >= len(ids)
         kept.reset_kv_cache()
         with pytest.raises(CallError, match="take another one"):
             kept.go_back(place)
