@@ -37,6 +37,7 @@ from gemrun.progress import Progress
 
 HERE = Path(__file__).resolve().parent
 TIME_LIMIT_S = 900  # of one measurement
+WARM_RUNS = 2  # before open, first token and peak
 PASSES = 15  # of the streaming loop, for each of its two forms
 SHOWN_FLAGS = (
     *("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512vbmi", "avx512_bf16"),
@@ -128,8 +129,10 @@ def probe(run: Run, model: str, engine: Engine, prompt: int, steps: int) -> Any:
     program = engine.peer.probe if engine.peer else peer_build.build_own_probe()
     if program is None:
         return None
-    ids = peer_own.prompt_ids(prompt)
-    return peer_report.last_json(call(program, engine.file, threads, context, steps, *ids))
+    command = (program, engine.file, threads, context)
+    for _ in range(WARM_RUNS):  # a system may drop what was not read for a while
+        call(*command, 0, *peer_own.prompt_ids(peer_own.SHORT))
+    return peer_report.last_json(call(*command, steps, *peer_own.prompt_ids(prompt)))
 
 
 def measure_rates(run: Run, model: str, engine: Engine) -> None:

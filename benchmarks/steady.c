@@ -7,7 +7,9 @@ uint64_t additions(uint64_t count);
 uint64_t additions(uint64_t count) /* each waits for the one before */
 {
     uint64_t sum = 0;
-    for (uint64_t i = 0; i < count; i++)
-        __asm__ volatile("" : "+r"(sum) : "r"(i)), sum += i;
+    for (uint64_t i = 0; i < count; i++) {
+        sum += i;
+        __asm__ volatile("" : "+r"(sum)); /* no compiler adds them up beforehand */
+    }
     return sum;
 }
