@@ -225,6 +225,7 @@ class Daemon:
             if digest not in present:
                 continue
             try:
+                await asyncio.to_thread(self.store.verify, load.name, digest)
                 await self.models.load(load.name, digest)
             except ApiError as error:
                 if error.code not in ("refused", "failed"):

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,24 @@ def test_what_is_staged_for_a_program_is_no_model(
 # ---- the store ----
 
 
+def cut(data: bytes, _other: bytes) -> bytes:
+    return data[:5000]
+
+
+def flipped(data: bytes, _other: bytes) -> bytes:
+    """A bit of the weights: the header is good."""
+    at = 3 * len(data) // 4
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def swapped(_data: bytes, other: bytes) -> bytes:
+    """Another artifact, good in itself."""
+    return other
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, swapped])
 def test_a_damaged_version_gives_way_to_the_good_one_before_it(
-    daemon: Daemon, versions: tuple[Path, Path]
+    daemon: Daemon, versions: tuple[Path, Path], damage: Callable[[bytes, bytes], bytes]
 ) -> None:
     first = daemon.call("model.status", name="pilot")["digest"]
     second = daemon.replace(versions[1], name="pilot")["digest"]
@@ -132,7 +148,7 @@ def test_a_damaged_version_gives_way_to_the_good_one_before_it(
     daemon.stop()
     path = daemon.folder / "state/models/pilot" / f"{second}.gembin"
     path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:5000])
+    path.write_bytes(damage(path.read_bytes(), versions[0].read_bytes()))
     daemon.start()
     wait_for(lambda: daemon.call("model.status", name="pilot")["state"] == "serving")
     assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
