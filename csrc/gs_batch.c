@@ -34,13 +34,6 @@ static gemrun_status check_ids(gemrun_batch_item *item)
     return gr_check_ids(e, (const uint32_t *)(const void *)item->ids, item->count);
 }
 
-static bool of_one_artifact(const gemrun_context_t *one, const gemrun_context_t *other)
-{
-    const gb_header *a = &one->e.v.header, *b = &other->e.v.header;
-    return memcmp(a->root_sha256, b->root_sha256, sizeof a->root_sha256) == 0 &&
-           a->table_crc32 == b->table_crc32 && a->kv_layout_id == b->kv_layout_id;
-}
-
 /* Take the item's session; a refused one is given back at once. */
 static void join(gemrun_batch_item *item, const gemrun_context_t *lead)
 {
@@ -51,7 +44,7 @@ static void join(gemrun_batch_item *item, const gemrun_context_t *lead)
     item->status = check_ids(item);
     if (item->status != GEMRUN_OK) {
         gr_leave(item->session, item->status);
-    } else if (lead && !of_one_artifact(lead, item->session)) {
+    } else if (lead && !gs_one_artifact(lead, item->session)) {
         gr_leave(item->session, 0);
         item->status = gs_refuse(GEMRUN_E_ROOT, item->session->name,
                                  "not of one artifact with the batch's first session; open it "

@@ -66,6 +66,8 @@ struct gemrun_handle {
 uint64_t gs_now(void); /* nanoseconds of a clock that never jumps */
 /* Set the calling thread's error text. Returns the code. */
 gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what);
+/* Are both contexts of the same artifact, with the same layout of the cache? (gs_session.c) */
+bool gs_one_artifact(const gemrun_context_t *one, const gemrun_context_t *other);
 /* gemrun_replace by an open file, which may lie where our user may not look. It is ours from now
  * on, and open for as long as the handle may open the model again. */
 gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replacement *options,

@@ -90,17 +90,13 @@ static ring ring_of(const gr_engine *e, const gb_layer *l, uint32_t head, uint32
                     uint32_t high)
 {
     uint32_t type = e->v.conf.kv_type, blocks = (tokens + GB_KV_BLOCK - 1) / GB_KV_BLOCK;
-    ring r = {.blocks = l->kv_blocks, .tokens = tokens, .high = high};
-    uint32_t first = head * l->kv_blocks, flags = 0;
-    if (e->v.units) {
-        const gb_kv_unit *u = &e->v.units[l->unit_first + head];
-        r.blocks = u->blocks, r.sink = u->sink, first = u->first, flags = u->flags;
-    }
+    gb_kv_unit u = gr_kv_unit_of(&e->v, l, head);
+    ring r = {.blocks = u.blocks, .sink = u.sink, .tokens = tokens, .high = high};
     r.codes = l->head_dim * (type == GB_KV_INT8 ? 1u : type == GB_KV_F16 ? 2u : 4u);
     r.scales = type == GB_KV_INT8 ? l->head_dim / l->kv_group * sizeof(uint16_t) : 0;
-    r.values = flags & GB_UNITF_VALUE4 ? r.codes / 2 : r.codes;
-    r.block = (size_t)gr_kv_block_size(&e->v, l, flags);
-    r.at = e->kv + l->kv_offset + first * gr_kv_step(&e->v, l);
+    r.values = u.flags & GB_UNITF_VALUE4 ? r.codes / 2 : r.codes;
+    r.block = (size_t)gr_kv_block_size(&e->v, l, u.flags);
+    r.at = e->kv + l->kv_offset + u.first * gr_kv_step(&e->v, l);
     r.used = gr_least(r.blocks, blocks);
     r.from = gr_kv_seen(e, l, head, tokens).from;
     return r;
@@ -753,14 +749,16 @@ int32_t gemrun_session_restore(gemrun_context_t *ctx, const char *path)
 
 /* ---- fork ---- */
 
+bool gs_one_artifact(const gemrun_context_t *one, const gemrun_context_t *other)
+{
+    const gb_header *a = &one->e.v.header, *b = &other->e.v.header;
+    return memcmp(a->root_sha256, b->root_sha256, sizeof a->root_sha256) == 0 &&
+           a->table_crc32 == b->table_crc32 && a->kv_layout_id == b->kv_layout_id;
+}
+
 static gemrun_status check_pair(const gemrun_context_t *to, const gemrun_context_t *from)
 {
-    const gr_view *a = &to->e.v, *b = &from->e.v;
-    bool same = memcmp(a->header.root_sha256, b->header.root_sha256,
-                       sizeof a->header.root_sha256) == 0 &&
-                a->header.table_crc32 == b->header.table_crc32 &&
-                a->header.kv_layout_id == b->header.kv_layout_id;
-    if (!same)
+    if (!gs_one_artifact(to, from))
         return refuse(GEMRUN_E_ROOT, name_of(to), "not of one artifact with %s, whose cache it was "
                       "to take over; open a session of it", name_of(from));
     gemrun_status st = check_room(name_of(to), &to->e, from->e.pos);
