@@ -46,6 +46,7 @@ from gemctl.service import Service
 from gemctl.show import metrics as metrics_
 from gemctl.show import render, web
 from gemctl.show.history import History
+from gemctl.store import lost as lost_
 from gemctl.store import sign
 from gemctl.store.durable import explained
 from gemctl.store.state import Boot, Load, StateFile
@@ -102,6 +103,7 @@ class Daemon:
         self.place = str(config.daemon.socket)  # where it listens in fact
         self.activated = False  # its socket is systemd's
         self.reloading: asyncio.Future[None] | None = None
+        self.lost = lost_.Lost(config.daemon.state)
 
     def log(self, line: str) -> None:
         """To stderr, where the journal takes it, and to the ring that a bundle holds."""
@@ -117,10 +119,12 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until stopped. Raises ApiError where it cannot listen."""
+        missing = not (self.config.daemon.state / "state.json").exists()
         boot = await asyncio.to_thread(self.state_file.boot)
         self.models.state = boot.state
         for line in dict.fromkeys((*self.models.state_warnings, *boot.warnings)):
             self.warn(line)
+        await asyncio.to_thread(self._find_lost, missing)
         given = given_socket()
         self.activated = given is not None
         sock = server.listen(self.config.daemon) if given is None else given
@@ -155,6 +159,17 @@ class Daemon:
         await self.stop.wait()
         notify("STOPPING=1")
         await self._end([loading, *tasks])
+
+    def _find_lost(self, missing: bool) -> None:
+        """Tell of a state.json that was lost; the first start of all writes one."""
+        folder, state = self.config.daemon.state, self.models.state
+        self.lost = lost_.find(folder, self.store, state, missing)
+        line = self.lost.sentence(state)
+        if line:
+            self.log(line)
+        elif missing:
+            with contextlib.suppress(ApiError):  # a disk that takes nothing is told elsewhere
+                self.state_file.save(state)
 
     async def _guard(self, job: Coroutine[Any, Any, None], optional: bool = False) -> None:
         """A part that ends by itself is told, and the daemon with it: systemd starts it again."""
@@ -397,7 +412,8 @@ class Daemon:
 
     @property
     def auto_reset(self) -> int | None:
-        """The percentage in use from which on an answer empties the KV cache; None: none does."""
+        """Of every model: the percentage in use from which on an answer empties its KV cache;
+        None: none does."""
         config, state = self.config.models, self.models.state
         wanted, percent = state.auto_reset_kv_cache, state.auto_reset_percent
         if not (config.auto_reset_kv_cache if wanted is None else wanted):
@@ -443,6 +459,7 @@ class Daemon:
             "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
+            "kv_auto_reset_percent": self.auto_reset,
         }
 
     def info(self) -> dict[str, Any]:
@@ -466,6 +483,8 @@ class Daemon:
     def doctor(self) -> list[dict[str, Any]]:
         """Checks with a word (ok, warn, bad) and a sentence each."""
         checks = [_check("warn", "daemon", line) for line in self.warnings]
+        if line := self.lost.sentence(self.models.state):
+            checks.append(_check("bad", "state", line))
         program = find_program(self.config.worker.program)
         checks.append(
             _check("ok", "worker", f"{program} is there")
@@ -572,6 +591,7 @@ class Daemon:
 LOGGED = frozenset(
     {
         *("worker.exit", "worker.restart", "slot.faulted", "replace.done", "replace.failed"),
+        "throttle.unload",
         *("probation.good", "probation.bad", "throttle.level", "sensor.fault", "sensor.ok"),
         *("mqtt.connected", "mqtt.lost", "audit", "config.reloaded", "hook", "model.switched"),
     }
