@@ -150,6 +150,11 @@ class WorkerConfig(Part):
         ge=0,
         le=4096,
     )
+    lock_memory: bool = key(
+        False,
+        "keep the memory of workers from being paged out, as far as the limit of locked memory "
+        "(LimitMEMLOCK) allows",
+    )
     start_timeout_s: float = seconds(60.0, "a worker that is not ready by then has failed")
     heartbeat_s: float = seconds(1.0, "between two questions whether a worker is alive")
     hang_s: float = seconds(20.0, "no step, or no answer, for so long: the worker is killed")

@@ -39,7 +39,7 @@ from gemctl.mqtt.signed import SignedOnly
 from gemctl.notify import given_socket, notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
-from gemctl.serve.models import Models, Pace
+from gemctl.serve.models import Model, Models, Pace
 from gemctl.serve.slot import unavailable
 from gemctl.serve.worker import find_program
 from gemctl.service import Service
@@ -511,6 +511,7 @@ class Daemon:
         for name, model in self.models.models.items():
             if model.state == "faulted":
                 checks.append(_check("bad", "model", unavailable(name, "faulted").message))
+            checks += self._check_locked(model)
         if self.bridge is not None:
             info = self.bridge.info()
             what = "connected" if info["connected"] else str(info["reason"])
@@ -551,6 +552,19 @@ class Daemon:
             return _check("warn", "keys", what)
         plural = "s" if len(found.keys) > 1 else ""
         return _check("ok", "keys", f"{len(found.keys)} key{plural} in {found.folder}")
+
+    def _check_locked(self, model: Model) -> list[dict[str, Any]]:
+        """Workers that were to lock their memory and could not."""
+        if not self.config.worker.lock_memory:
+            return []
+        facts = [slot.worker.facts for slot in model.slots() if slot.worker is not None]
+        short = [one for one in facts if one is not None and one.unlocked_bytes]
+        remedy = "raise LimitMEMLOCK of the unit, or set worker.lock_memory to false"
+        lines = [
+            f"{model.name}: {one.unlocked_bytes >> 20} MiB are not locked; {remedy}"
+            for one in short
+        ]
+        return [_check("warn", "memlock", line) for line in lines]
 
     def _check_memory(self) -> dict[str, Any]:
         try:

@@ -211,7 +211,8 @@ def model(found: dict[str, Any]) -> str:
         ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
         ["version", (found["digest"] or UNKNOWN)[:12]
          + (f", on probation: {left(found)}" if found["on_probation"] else "")],
-        ["memory", mib(found["memory_bytes"])],
+        ["memory", mib(found["memory_bytes"])
+         + (f", {mib(w['locked_bytes'])} of it locked" if w.get("locked_bytes") else "")],
         ["worker", f"pid {w['pid']}, {w['threads']} threads, {w['kernel']}, engine {w['version']}"
          if w else UNKNOWN],
         ["context", (f"{w['kv_size']} tokens" if w else UNKNOWN) + f"; {auto_reset(found)}"],
