@@ -113,11 +113,23 @@ class Client:
         return line
 
 
+def _group_of(path: str) -> str:
+    """The group that may connect, by name; "" where that is nobody's or cannot be seen."""
+    import grp
+
+    try:
+        number = os.stat(path).st_gid  # noqa: PTH116  (pathlib would take longer than the rest)
+        return grp.getgrgid(number).gr_name if number else ""
+    except (OSError, KeyError):
+        return ""
+
+
 def _no_daemon(path: str, error: OSError) -> Refused:
     """Why a connection could not be made, and what helps."""
     if isinstance(error, PermissionError):
-        reason = f"{path}: you may not; use sudo, or join the group gemctl and log in again"
-        return Refused("forbidden", reason)
+        group = _group_of(path)
+        more = f", or join the group {group} and log in again" if group else ""
+        return Refused("forbidden", f"{path}: you may not; use sudo{more}")
     if isinstance(error, (TimeoutError, BlockingIOError)):  # too many wait before us
         return Refused("timeout", f"{path}: gemctld takes no connection; see its log")
     reason = f"{path}: no daemon ({error.strerror or error}); start gemctld, or name its --socket"

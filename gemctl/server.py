@@ -16,7 +16,6 @@ import pwd
 import select
 import socket
 import stat
-import struct
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 from gemctl import strict, waiting
 from gemctl.config import DaemonConfig
 from gemctl.errors import ApiError
+from gemctl.peers import groups_of, peer_of
 from gemctl.service import Caller, Service
 from gemctl.wording import remedy
 
@@ -102,16 +102,23 @@ def _group(name: str) -> int | None:
     return None
 
 
-def permissions(uid: int, gid: int, config: DaemonConfig) -> tuple[bool, bool]:
-    """(may read, may write) of a user by the groups it is in."""
+def permissions(
+    uid: int, gid: int, config: DaemonConfig, groups: set[int] | None = None
+) -> tuple[bool, bool]:
+    """(may read, may write) of a user by the groups that its process is in; by the user database
+    where the kernel does not know them."""
     if uid in (0, os.geteuid()):
         return True, True
+    found = _groups_of_user(uid, gid) if groups is None else {gid, *groups}
+    write = _group(config.write_group) in found
+    return write or _group(config.read_group) in found, write
+
+
+def _groups_of_user(uid: int, gid: int) -> set[int]:
     try:
-        groups = set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
+        return set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
     except KeyError:  # a user of a container, without a name here
-        groups = {gid}
-    write = _group(config.write_group) in groups
-    return write or _group(config.read_group) in groups, write
+        return {gid}
 
 
 def _receive(connection: socket.socket, limit: int) -> tuple[bytes, list[int]]:
@@ -295,13 +302,6 @@ class Connection:
         return True
 
 
-def peer_of(sock: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the process at the other end."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", raw)
-    return pid, uid, gid
-
-
 def _is_served(path: Path) -> bool:
     probe = socket.socket(socket.AF_UNIX)
     try:
@@ -376,7 +376,7 @@ class Server:
         except OSError:
             peer.close()
             return
-        read, write = permissions(uid, gid, self._config)
+        read, write = permissions(uid, gid, self._config, groups_of(peer))
         refusal = self._refusal(uid, read)
         if refusal is not None:
             reply = {"v": VERSION, "id": "", "error": refusal.as_dict()}
