@@ -3,57 +3,35 @@
  * A sentence is "<what is wrong>; <what to do>"; the figures of a gr_error go before the
  * semicolon. No libc, no allocation: text goes into the buffer of the caller and is cut where it
  * does not fit. */
+#include <stddef.h>
 #include <string.h>
 
 #include "gr_text.h"
-
-typedef enum detail { /* which figures of the error say something */
-    PLAIN, BYTES, TOKENS, NUMBERS, HEX, FOUND, SECTION, SECTION_HEX, RECORD, REASON, LAST, FIELD,
-    KERNELS
-} detail;
+#include "gr_text_list.h"
 
 typedef enum shape { NUMBER, MASK, REAL, INDEX } shape; /* how a field's value is shown */
 
-/* By gr_field. In a range, # is the limit. */
+/* The texts lie in one struct each and are found by their offsets in it: pointers to them would be
+ * a hundredth of the engine. */
+#define TEXTS(field, name, range) char field##_name[sizeof name], field##_range[sizeof range];
+#define VALUES(field, name, range) name, range,
+#define PLACES(field, name, range) \
+    [field] = {offsetof(struct field_texts, field##_name), \
+               offsetof(struct field_texts, field##_range)},
+static const struct field_texts {
+    FIELDS(TEXTS)
+} field_texts = {FIELDS(VALUES)};
 static const struct {
-    const char *name, *range;
-} fields[GR_F_COUNT] = {
-    [GR_F_SIZE] = {"size", "#, the struct's sizeof"},
-    [GR_F_RESERVED] = {"reserved", "0"},
-    [GR_F_ALIGNED] = {"image or memory", "addresses that are multiples of #"},
-    [GR_F_MEMORY_SIZE] = {"memory_size", "at least #"},
-    [GR_F_WEIGHTS_CHECK] = {"weights_check", "0 or 1"},
-    [GR_F_FOREIGN_BOARD] = {"allow_foreign_board", "0 or 1"},
-    [GR_F_IGNORE_MEMORY] = {"ignore_memory", "0 or 1"},
-    [GR_F_LOCK_MEMORY] = {"lock_memory", "0 or 1"},
-    [GR_F_THREADS] = {"threads", "1 to #"},
-    [GR_F_THREADS_PINNED] = {"threads", "1 to #, the bits of the affinity mask"},
-    [GR_F_DECODE_THREADS] = {"decode_threads", "1 to #"},
-    [GR_F_BALANCE] = {"balance", "0 to #"},
-    [GR_F_HEAD] = {"head", "0 to #"},
-    [GR_F_AFFINITY] = {"thread_affinity", "bits of #, the cores allowed"},
-    [GR_F_BATCH] = {"prefill_batch_size", "1 to #"},
-    [GR_F_MAX_TOKENS] = {"max_tokens", "1 to #"},
-    [GR_F_SPECULATE] = {"speculate", "0 to #"},
-    [GR_F_REUSE] = {"reuse", "0 or 1"},
-    [GR_F_ON_FULL] = {"on_full", "0 to #"},
-    [GR_F_TEMPERATURE] = {"temperature", "0 to 100"},
-    [GR_F_TOP_P] = {"top_p", "more than 0, up to 1"},
-    [GR_F_MIN_P] = {"min_p", "0 to less than 1"},
-    [GR_F_PENALTY] = {"repetition_penalty",
-                      "more than 0, up to 100, and none that makes logits infinite"},
-    [GR_F_BANNED_COUNT] = {"banned_count", "0 to #"},
-    [GR_F_BIAS_COUNT] = {"bias_count", "0 to #"},
-    [GR_F_STOP_COUNT] = {"stop_string_count", "0 to #"},
-    [GR_F_STOP] = {"stop_strings", "UTF-8 of 1 to # bytes"},
-    [GR_F_BIAS_VALUE] = {"bias_values", "finite numbers whose sum with a logit is finite"},
-    [GR_F_BANNED] = {"banned", "0 to #"},
-    [GR_F_BIAS_ID] = {"bias_ids", "0 to #"},
-    [GR_F_TOKEN] = {"token id", "0 to #"},
-    [GR_F_MESSAGES] = {"messages", "a text and a role of 0 to #"},
-    [GR_F_FLAGS] = {"flags", "0 to #"},
-    [GR_F_CAPACITY] = {"capacity", "at least #"},
-};
+    uint16_t name, range;
+} fields[GR_F_COUNT] = {FIELDS(PLACES)};
+#undef TEXTS
+#undef VALUES
+#undef PLACES
+
+static const char *field_text(uint16_t place)
+{
+    return (const char *)&field_texts + place;
+}
 
 static shape shape_of(uint32_t field)
 {
@@ -75,77 +53,25 @@ static shape shape_of(uint32_t field)
     }
 }
 
+#define TEXT(code, figures, text) char code##_text[sizeof text];
+#define VALUE(code, figures, text) text,
+#define PLACE(code, figures, text) {code, figures, offsetof(struct sentence_texts, code##_text)},
+static const struct sentence_texts {
+    SENTENCES(TEXT)
+} sentence_texts = {SENTENCES(VALUE)};
 static const struct {
-    int16_t code;
+    int8_t code;
     uint8_t figures;
-    const char *text;
-} sentences[] = {
-    {GEMRUN_OK, PLAIN, "no error; go on"},
-    {GEMRUN_E_ARGUMENT, FIELD, "an argument is null or out of range; see gemrun.h"},
-    {GEMRUN_E_BUSY, PLAIN,
-     "another thread is inside this context; wait for it, or open a second context"},
-    {GEMRUN_E_PROMPT, TOKENS,
-     "the prompt is longer than the context; shorten it, or compile with a larger "
-     "--kv-cache-size"},
-    {GEMRUN_E_TEXT, BYTES, "the text is longer than the planned scratch; shorten it"},
-    {GEMRUN_E_NO_CHAT, PLAIN,
-     "no chat template, or messages that do not fit it; use a raw prompt, or compile with one"},
-    {GEMRUN_E_TOKEN, FIELD, "a token id is outside the vocabulary; check the ids"},
-    {GEMRUN_E_CONTEXT, TOKENS,
-     "kv_cache_size is above the compiled context; ask for less, or compile with a larger "
-     "--kv-cache-size"},
-    {GEMRUN_E_THREADS, FIELD,
-     "the thread count or affinity mask cannot be used; allow more cores or ask for fewer threads"},
-    {GEMRUN_E_SAMPLING, FIELD, "bans leave no token to sample; ban fewer"},
-    {GEMRUN_E_KERNEL, KERNELS,
-     "this processor cannot run the wanted kernel; leave the choice open"},
-    {GEMRUN_E_FULL, TOKENS,
-     "the context has no room left; reset it, or compile with a larger --kv-cache-size"},
-    {GEMRUN_E_STATE, PLAIN, "the call needs a prefill before it; call gemrun_prefill"},
-    {GEMRUN_E_OPEN, REASON, "cannot be opened; check the path and its permissions"},
-    {GEMRUN_E_MAGIC, PLAIN, "not a .gembin file; compile the model with gemmake"},
-    {GEMRUN_E_BYTE_ORDER, HEX,
-     "the byte order is not this machine's; run it on a little-endian machine"},
-    {GEMRUN_E_VERSION, NUMBERS, "another major format version; rebuild with a matching gemmake"},
-    {GEMRUN_E_HEADER_CRC, HEX, "the header's checksum disagrees; copy the file again"},
-    {GEMRUN_E_HEADER, NUMBERS, "a header field has an impossible value; rebuild the file"},
-    {GEMRUN_E_SIZE, BYTES, "the file is cut short or too long; copy it again"},
-    {GEMRUN_E_FEATURE, HEX, "it needs features that this engine does not know; use a newer gemrun"},
-    {GEMRUN_E_ABI, NUMBERS, "it needs a newer engine; use a newer gemrun"},
-    {GEMRUN_E_TABLE_CRC, HEX, "the section table's checksum disagrees; copy the file again"},
-    {GEMRUN_E_TABLE, SECTION, "the section table is out of order; rebuild the file"},
-    {GEMRUN_E_GAP, LAST, "bytes between sections are not zero; rebuild the file"},
-    {GEMRUN_E_SIGNATURE, FOUND, "the signature block is malformed; sign the file again"},
-    {GEMRUN_E_MISSING, SECTION,
-     "a section is missing, or unknown and required; rebuild it, or use a newer gemrun"},
-    {GEMRUN_E_SECTION_CRC, SECTION_HEX, "a section's checksum disagrees; copy the file again"},
-    {GEMRUN_E_CONF, RECORD, "CONF, the model's constants, breaks a rule; rebuild the file"},
-    {GEMRUN_E_LAYR, RECORD, "LAYR, the layers, breaks a rule; rebuild the file"},
-    {GEMRUN_E_KVMK, RECORD, "KVMK, what KV heads keep, breaks a rule; rebuild the file"},
-    {GEMRUN_E_PINP, RECORD, "PINP, the pinned prompt, breaks a rule; rebuild the file"},
-    {GEMRUN_E_SEGM, RECORD, "SEGM, the weight segments, breaks a rule; rebuild the file"},
-    {GEMRUN_E_TENS, RECORD, "TENS, the tensors, breaks a rule; rebuild the file"},
-    {GEMRUN_E_PLAN, RECORD, "PLAN, the memory plan, breaks a rule; rebuild the file"},
-    {GEMRUN_E_ROPE, RECORD, "ROPE, the rotary tables, breaks a rule; rebuild the file"},
-    {GEMRUN_E_TOKN, FOUND, "TOKN, the tokenizer, breaks a rule; rebuild the file"},
-    {GEMRUN_E_TMPL, FOUND, "TMPL, the chat template, breaks a rule; rebuild the file"},
-    {GEMRUN_E_THRM, RECORD, "THRM, the thermal policy, breaks a rule; rebuild the file"},
-    {GEMRUN_E_TEST, RECORD, "TEST, the test vectors, breaks a rule; rebuild the file"},
-    {GEMRUN_E_RAM, BYTES, "the memory figures disagree with the records; rebuild the file"},
-    {GEMRUN_E_WEIGHTS_CRC, HEX, "the weights' checksum disagrees; copy the file again"},
-    {GEMRUN_E_ROOT, PLAIN, "the root digest disagrees; copy the file again"},
-    {GEMRUN_E_SHA256, SECTION, "a section's SHA-256 disagrees; copy the file again"},
-    {GEMRUN_E_MANIFEST, PLAIN, "the manifest disagrees with the records; rebuild the file"},
-    {GEMRUN_E_MEMORY, BYTES,
-     "less memory is available than the model takes; free some, compile with a smaller "
-     "--kv-cache-size, or set ignore_memory"},
-    {GEMRUN_E_MAP, REASON, "the system refused memory or a thread; free memory, raise its limits"},
-    {GEMRUN_E_BOARD, PLAIN, "built for another board; rebuild with the right --target"},
-    {GEMRUN_E_TEST_FAILED, NUMBERS,
-     "a stored test vector gave another answer; do not use this machine or build, and report it"},
-    {GEMRUN_E_NONFINITE, FOUND,
-     "the model produced NaN or infinity; check the weights with --check-weights"},
-};
+    uint16_t place;
+} sentences[] = {SENTENCES(PLACE)};
+#undef TEXT
+#undef VALUE
+#undef PLACE
+
+static const char *sentence(size_t i)
+{
+    return (const char *)&sentence_texts + sentences[i].place;
+}
 
 typedef struct writer {
     char *out;
@@ -215,7 +141,7 @@ static void put_field(writer *w, const gr_error *e)
 {
     shape shape = shape_of(e->what);
     uint64_t base = shape == MASK ? 16 : 10, found = e->found;
-    put_text(w, fields[e->what].name);
+    put_text(w, field_text(fields[e->what].name));
     put_text(w, ": ");
     put_text(w, shape == INDEX ? "number " : "");
     if (shape == REAL) {
@@ -226,7 +152,7 @@ static void put_field(writer *w, const gr_error *e)
         put_number(w, negative ? 0 - found : found, base);
     }
     put_text(w, shape == INDEX ? " is not usable; use " : " is out of range; use ");
-    for (const char *p = fields[e->what].range; *p != 0; p++)
+    for (const char *p = field_text(fields[e->what].range); *p != 0; p++)
         if (*p == '#')
             put_number(w, e->wanted, base);
         else
@@ -319,7 +245,7 @@ static size_t index_of(gemrun_status code)
 const char *gemrun_status_text(gemrun_status status)
 {
     size_t i = index_of(status);
-    return i == 0 && status != GEMRUN_OK ? "unknown status; see gemrun.h" : sentences[i].text;
+    return i == 0 && status != GEMRUN_OK ? "unknown status; see gemrun.h" : sentence(i);
 }
 
 /* A context that was set too low asks for another remedy than a compiled one. */
@@ -343,7 +269,7 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
     writer w = {out, 0, capacity};
     size_t i = index_of(e->code);
     uint32_t figures = sentences[i].figures;
-    const char *text = sentences[i].text, *remedy = text;
+    const char *text = sentence(i), *remedy = text;
     while (*remedy != ';' && *remedy != 0)
         remedy++;
     out[0] = 0;
