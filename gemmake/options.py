@@ -28,7 +28,14 @@ class KvType(str, Enum):
 
 class KvValues(str, Enum):
     """Values of an int8 KV cache: all in 8 bits, or in 4 where a head loses little by it (measured,
-    see gemmake/kvmask). Keys keep 8 bits."""
+    see gemmake/kvmask)."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class KvKeys(str, Enum):
+    """Keys of an int8 KV cache, likewise: few heads lose little by 4 bits."""
 
     INT8 = "int8"
     INT4 = "int4"
@@ -93,6 +100,7 @@ class CompileOptions:
     quantization: Quantization = Quantization.INT4
     kv_type: KvType = KvType.INT8
     kv_values: KvValues = KvValues.INT8
+    kv_keys: KvKeys = KvKeys.INT8
     context: int = 1024
     chunk: int = 128
     run_threads: int | None = None
@@ -131,9 +139,9 @@ class CompileOptions:
             raise UsageError("--pin-system: says what --pin-prompt is; give that too")
         if self.statistics is not None and self.save_statistics is not None:
             raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
-        if self.narrow and self.kv_type is KvType.DENSE:
+        for part in self.narrow if self.kv_type is KvType.DENSE else ():
             raise UsageError(
-                "--kv-values int4: the cache of --kv-cache-type dense has no values in int8; "
+                f"--kv-{part} int4: the cache of --kv-cache-type dense has no {part} in int8; "
                 "use it with int8 or dynamic-sparse"
             )
         _within("--prefill-sample-ratio", self.sample_ratio, 0.001, 1, "of the windows")
@@ -165,14 +173,15 @@ class CompileOptions:
         return self.kv_type is KvType.DYNAMIC_SPARSE
 
     @property
-    def narrow(self) -> bool:
-        """Whether values of KV heads may have 4 bits."""
-        return self.kv_values is KvValues.INT4
+    def narrow(self) -> tuple[str, ...]:
+        """What of KV heads may have 4 bits: "values", "keys"."""
+        values = ("values",) if self.kv_values is KvValues.INT4 else ()
+        return values + (("keys",) if self.kv_keys is KvKeys.INT4 else ())
 
     @property
     def judged(self) -> bool:
         """Whether something about KV heads is decided on the finished weights."""
-        return self.sparse or self.narrow
+        return self.sparse or bool(self.narrow)
 
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.
@@ -185,10 +194,10 @@ class CompileOptions:
             "kv_minutes": self.kv_minutes,
             "prefill_sample_ratio": self.sample_ratio,
         }
-        narrow: dict[str, object] = {"kv_values": self.kv_values.value}
+        narrow: dict[str, object] = {f"kv_{part}": "int4" for part in self.narrow}
         return (
             (judged if self.judged else {})
-            | (narrow if self.narrow else {})
+            | narrow
             | {
                 "chunk": self.chunk,
                 "context": self.context,

@@ -280,7 +280,7 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
     for start, stop in [*gaps, (end, header.file_size)]:
         if any(image[start:stop]):
             raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
-    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
+    units = spec.Feature.KV_MASK | spec.KV_4BIT
     return _present(entries, bool(header.required_features & units))
 
 
@@ -356,7 +356,7 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
     units: tuple[KvUnit, ...] = ()
     if spec.MASK_SECTION in sections:
         units = _array(image, sections, KvUnit, spec.MASK_SECTION, spec.MAX_UNITS)
-    records.check_layers(conf, layers, units, bool(features & spec.Feature.KV_VALUE4))
+    records.check_layers(conf, layers, units, features)
     segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
     records.check_segments(segments)
     tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)
