@@ -227,5 +227,5 @@ def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
 
 def _total(state: State, options: CompileOptions) -> int:
     """The total with other options, where KV heads would keep as little as they may. Bytes."""
-    changed = replace(state, options=options, keeps=(), value4=())
+    changed = replace(state, options=options, keeps=(), value4=(), key4=())
     return memory_of(least(plan_memory(lay_out(changed)))).total

@@ -169,6 +169,19 @@ def test_keys_with_a_large_bias_keep_8_bits(
     )
 
 
+def test_with_error_feedback(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The images that calibrate have a cache of floats, which has nothing of 4 bits."""
+    narrow = ("--kv-values", "int4", "--kv-keys", "int4", "--kv-gate", ALL)
+    options = ("--kv-cache-size", "512", "--prefill-sample-ratio", "0.001", *narrow)
+    path = tmp_path / "a.gembin"
+    done = gemmake(tiny_checkpoint("llama3"), path, *options)
+    assert done.returncode == 0, done.stderr
+    with read_artifact(path) as artifact:
+        assert artifact.manifest["options"]["effort"] == "full"
+        assert all(key4_of(artifact))
+        assert all(value4_of(artifact))
+
+
 def test_what_cannot_be(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     done = gemmake(
         tiny_checkpoint("llama3"), tmp_path / "a", "--kv-cache-type", "dense", "--kv-keys", "int4"
