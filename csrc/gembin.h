@@ -60,7 +60,7 @@ enum {
 #define GB_SEC_ROPE GB_FOURCC('R', 'O', 'P', 'E') /* gb_rope[], then tables */
 #define GB_SEC_TOKN GB_FOURCC('T', 'O', 'K', 'N') /* TOKENS.md */
 #define GB_SEC_TMPL GB_FOURCC('T', 'M', 'P', 'L') /* TOKENS.md; optional: no chat mode without */
-#define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with KV_MASK or KV_VALUE4 */
+#define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with KV_MASK or KV_4BIT */
 #define GB_SEC_THRM GB_FOURCC('T', 'H', 'R', 'M') /* one gb_thermal */
 #define GB_SEC_TEST GB_FOURCC('T', 'E', 'S', 'T') /* gb_test[] */
 #define GB_SEC_PINP GB_FOURCC('P', 'I', 'N', 'P') /* gb_pin, then ids, ring blocks; optional */
@@ -81,8 +81,10 @@ enum {
     GB_REQ_KV_INT8 = 1u << 5,
     GB_REQ_KV_FLOAT = 1u << 6,
     GB_REQ_KV_MASK = 1u << 7, /* some KV heads keep a part of the positions */
-    GB_REQ_KV_VALUE4 = 1u << 8, /* some KV heads hold values of 4 bits */
-    GB_REQ_KNOWN = 0x1ff
+    GB_REQ_KV_VALUE4 = 1u << 8, /* some KV heads hold values of 4 bits, */
+    GB_REQ_KV_KEY4 = 1u << 9,   /* .. keys */
+    GB_REQ_KV_4BIT = GB_REQ_KV_VALUE4 | GB_REQ_KV_KEY4,
+    GB_REQ_KNOWN = 0x3ff
 };
 
 enum {
@@ -114,7 +116,7 @@ enum { GB_LAYER_DENSE = 0 };
 enum { GB_LAYERF_QK_NORM = 1, GB_LAYERF_QKV_BIAS = 2, GB_LAYERF_ATTN_SOFTCAP = 4 };
 enum { GB_CONFF_TIED = 1, GB_CONFF_FINAL_SOFTCAP = 2 };
 enum { GB_KV_F32 = 0, GB_KV_F16 = 1, GB_KV_INT8 = 2 };
-enum { GB_UNITF_VALUE4 = 1 }; /* values of 4 bits; int8 only */
+enum { GB_UNITF_VALUE4 = 1, GB_UNITF_KEY4 = 2 }; /* values, keys of 4 bits; int8 only */
 
 typedef struct gb_header {
     uint8_t magic[8];
@@ -187,7 +189,7 @@ typedef struct gb_kv_unit { /* what a KV head of a layer keeps, in blocks of 32 
     uint32_t sink;          /* from the start .. */
     uint16_t recent, flags; /* .. and up to a query's own; 0, 0: all of the window; GB_UNITF_* */
     uint32_t blocks;        /* of its ring: sink + recent + 1, or all */
-    uint32_t first;         /* where that begins in the layer's: blocks; with KV_VALUE4 64 bytes */
+    uint32_t first;         /* where that begins in the layer's: blocks; with KV_4BIT 64 bytes */
 } gb_kv_unit;
 
 typedef struct gb_segment { /* a run of groups of one format, equal for all panels of a tensor */

@@ -39,8 +39,12 @@ gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
                    uint32_t end);
-/* The values of a packed span in `values` [GB_KV_BLOCK][dim]: now it is one for a kernel. */
-void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values);
+/* Keys or values of 4 bits of a span, which begin at `from`, as codes [GB_KV_BLOCK][dim] that a
+ * kernel takes in their place. Returns codes. */
+const int8_t *gr_kv_unpack(gr_span *s, const void *from, uint32_t dim, int8_t *codes);
+/* A query or a key before it is quantised for keys of 4 bits (NUMERICS.md, 7): outliers are spread
+ * over the head, and products stay what they are. */
+void gr_kv_rotate(float *x, uint32_t dim, bool query);
 /* K and V of the engine's rows go to the ring; of more rows than the ring holds only what fits. */
 void gr_kv_store(const gr_engine *e, const gb_layer *l);
 /* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */

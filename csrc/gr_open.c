@@ -205,7 +205,7 @@ static bool check_presence(reader *r)
     for (size_t i = 0; i < REQUIRED_COUNT; i++)
         if (!find(r, required[i]))
             return fail(r, GEMRUN_E_MISSING, required[i], 0, 0);
-    bool mask = (r->v->header.required_features & (GB_REQ_KV_MASK | GB_REQ_KV_VALUE4)) != 0;
+    bool mask = (r->v->header.required_features & (GB_REQ_KV_MASK | GB_REQ_KV_4BIT)) != 0;
     if (mask != (find(r, GB_SEC_KVMK) != NULL))
         return fail(r, GEMRUN_E_MISSING, GB_SEC_KVMK, mask, !mask);
     for (uint32_t i = 0; i < r->count; i++) {
@@ -315,15 +315,18 @@ static bool open_conf(reader *r)
     return WITHIN(r, GEMRUN_E_CONF, 0, table);
 }
 
-/* What a layer's KV heads keep: all of its window, or, where there is none, a part; values of 4
- * bits go eight bytes at a time. */
+_Static_assert(GB_REQ_KV_VALUE4 == GB_UNITF_VALUE4 << 8 && GB_REQ_KV_KEY4 == GB_UNITF_KEY4 << 8,
+               "a unit's flag is its feature");
+
+/* What a layer's KV heads keep: all of its window, or, where there is none, a part; what has 4 bits
+ * goes eight bytes at a time. */
 static bool check_units(reader *r, uint32_t index)
 {
     const gr_view *v = r->v;
     const gb_layer *l = v->layers + index;
     uint64_t start = index ? (uint64_t)l[-1].unit_first + l[-1].kv_heads : 0, first = 0;
-    bool narrow = v->header.required_features & GB_REQ_KV_VALUE4 &&
-                  v->conf.kv_type == GB_KV_INT8 && l->head_dim % 16 == 0;
+    uint64_t narrow = v->conf.kv_type == GB_KV_INT8 && l->head_dim % 16 == 0
+                          ? (v->header.required_features & GB_REQ_KV_4BIT) >> 8 : 0;
     start = v->units ? start : 0;
     if (l->unit_first != start)
         return bad(r, GEMRUN_E_LAYR, index, start, l->unit_first);
@@ -337,7 +340,7 @@ static bool check_units(reader *r, uint32_t index)
             {u->recent, 0, some ? l->kv_blocks : 0}, {u->sink, some, some ? l->kv_blocks : 0},
             {ring, 1, all ? l->kv_blocks : (uint64_t)l->kv_blocks - 1},
             {u->blocks, ring, ring}, {u->first, first, first},
-            {u->flags, 0, narrow ? GB_UNITF_VALUE4 : 0}};
+            {u->flags & ~narrow, 0, 0}};
         if (!WITHIN(r, GEMRUN_E_KVMK, l->unit_first + h, table))
             return false;
         first += u->blocks * gr_kv_block_size(v, l, u->flags) / gr_kv_step(v, l);

@@ -21,6 +21,7 @@ from gemmake.options import (
     Effort,
     Int4Format,
     KvGate,
+    KvKeys,
     KvType,
     KvValues,
     Quantization,
@@ -57,7 +58,8 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
 
 
 def _choice(
-    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues], name: str
+    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues] | type[KvKeys],
+    name: str,
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
     members = [member.value for member in kind]
@@ -116,13 +118,14 @@ class Gemmake(Word):
     help="KV cache; dynamic-sparse: int8, and heads that lose little keep a part (measured).",
 )
 @_choice(KvValues, "--kv-values")
+@_choice(KvKeys, "--kv-keys")
 @click.option(
     "--prefill-sample-ratio",
     "sample_ratio",
     type=float,
     default=0.1,
     show_default=True,
-    help="dynamic-sparse, int4 values: share of 10,000 calibration windows that is measured.",
+    help="dynamic-sparse, int4 values, keys: share of 10,000 calibration windows that is measured.",
 )
 @click.option(
     "--kv-gate",
@@ -130,15 +133,16 @@ class Gemmake(Word):
     callback=_gate,
     default=None,
     metavar="kl=..,top1=..",
-    help=f"dynamic-sparse, int4 values: what it may cost on held-out text.  [default: {GATES}]",
+    help="dynamic-sparse, int4 values, keys: what it may cost on held-out text.  "
+    f"[default: {GATES}]",
 )
 @click.option(
     "--kv-minutes",
     "kv_minutes",
     type=float,
     default=None,
-    help="dynamic-sparse, int4 values: measure no longer than this; the result then depends on the "
-    "machine.",
+    help="dynamic-sparse, int4 values, keys: measure no longer than this; the result then depends "
+    "on the machine.",
 )
 @click.option(
     "--kv-cache-size",

@@ -30,7 +30,14 @@ class KvType(str, Enum):
 
 class KvValues(str, Enum):
     """Values of an int8 KV cache: all in 8 bits, or in 4 where a head loses little by it (measured,
-    see gemmake/kvmask). Keys keep 8 bits."""
+    see gemmake/kvmask)."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class KvKeys(str, Enum):
+    """Keys of an int8 KV cache, likewise: few heads lose little by 4 bits."""
 
     INT8 = "int8"
     INT4 = "int4"
@@ -96,6 +103,7 @@ class CompileOptions:
     quantization: Quantization = Quantization.INT4
     kv_type: KvType = KvType.INT8
     kv_values: KvValues = KvValues.INT8
+    kv_keys: KvKeys = KvKeys.INT8
     context: int = 1024
     chunk: int = 128
     reserve_mib: int | None = None  # left to everything else; None: the target's policy
@@ -140,9 +148,9 @@ class CompileOptions:
             raise UsageError("--pin-system: says what --pin-prompt is; give that too")
         if self.statistics is not None and self.save_statistics is not None:
             raise UsageError("--save-statistics: uses what it makes; leave --statistics out")
-        if self.narrow and self.kv_type is KvType.DENSE:
+        for part in self.narrow if self.kv_type is KvType.DENSE else ():
             raise UsageError(
-                "--kv-values int4: the cache of --kv-cache-type dense has no values in int8; "
+                f"--kv-{part} int4: the cache of --kv-cache-type dense has no {part} in int8; "
                 "use it with int8 or dynamic-sparse"
             )
         _within("--prefill-sample-ratio", self.sample_ratio, 0.001, 1, "of the windows")
@@ -174,14 +182,15 @@ class CompileOptions:
         return self.kv_type is KvType.DYNAMIC_SPARSE
 
     @property
-    def narrow(self) -> bool:
-        """Whether values of KV heads may have 4 bits."""
-        return self.kv_values is KvValues.INT4
+    def narrow(self) -> tuple[str, ...]:
+        """What of KV heads may have 4 bits: "values", "keys"."""
+        values = ("values",) if self.kv_values is KvValues.INT4 else ()
+        return values + (("keys",) if self.kv_keys is KvKeys.INT4 else ())
 
     @property
     def judged(self) -> bool:
         """Whether something about KV heads is decided on the finished weights."""
-        return self.sparse or self.narrow
+        return self.sparse or bool(self.narrow)
 
     def recorded(self) -> dict[str, object]:
         """The options that decide bytes, for the manifest: no paths, no thread counts.
@@ -194,14 +203,14 @@ class CompileOptions:
             "kv_minutes": self.kv_minutes,
             "prefill_sample_ratio": self.sample_ratio,
         }
-        narrow: dict[str, object] = {"kv_values": self.kv_values.value}
+        narrow: dict[str, object] = {f"kv_{part}": "int4" for part in self.narrow}
         memory: dict[str, object] = {
             "reserve_mib": self.reserve_mib,
             "ram_fraction": self.ram_fraction,
         }
         return (
             (judged if self.judged else {})
-            | (narrow if self.narrow else {})
+            | narrow
             | {k: v for k, v in memory.items() if v is not None}
             | {
                 "chunk": self.chunk,
@@ -231,8 +240,8 @@ class CompileOptions:
 COMMAND = (
     ("--model", "model"), ("--config", "config"), ("--target", "target"),
     ("--quantization", "quantization"), ("--int4-format", "int4_format"), ("--effort", "effort"),
-    ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-cache-size", "context"),
-    ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
+    ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-keys", "kv_keys"),
+    ("--kv-cache-size", "context"), ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
     ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
     ("--temperature-threshold", "temperature_threshold"), ("--calibration", "calibration"),
     ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),

@@ -61,12 +61,17 @@ def plan_memory(state: State) -> State:
     return replace(state, buffers=planned)
 
 
+def _placed(state: State) -> tuple[tuple[spec.Layer, ...], tuple[spec.KvUnit, ...]]:
+    """Layers with their rings, and units, as far as they are decided."""
+    return assemble.place_units(state.conf, state.layers, state.keeps, state.value4, state.key4)
+
+
 def records_of(
     state: State, manifest_part: bytes | int, tests: int = vectors.COUNT
 ) -> assemble.Records:
     """Everything but the weights' bytes; `manifest_part` is the manifest or its size, `tests` the
     test vectors that room is reserved for."""
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
+    layers, units = _placed(state)
     return assemble.Records(
         conf=state.conf,
         layers=layers,
@@ -103,7 +108,7 @@ def pin_size(state: State) -> int:
 def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
     """The manifest. Its size does not depend on the tallies' values."""
     blank = Tally()
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
+    layers, units = _placed(state)
     entries = [
         manifest.tensor_entry(
             t.label, t.record, state.stream.segments, tallies.get(t.label, blank).report()
@@ -124,6 +129,7 @@ def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
             units=units,
             kv_mask=state.kv_mask,
             kv_values=state.kv_values,
+            kv_keys=state.kv_keys,
             tools={"gemmake": __version__},
         )
     )
@@ -150,10 +156,13 @@ def within_budget(state: State, decided: bool = False) -> None:
 
 def least(state: State) -> State:
     """The state as it will be at best: with a sparse cache that is not decided yet, every head that
-    may keep a part keeps the smallest one; likewise all values that may have 4 bits have them."""
-    if state.options.narrow:
-        value4 = [layer.head_dim % 16 == 0 for layer in state.layers for _ in range(layer.kv_heads)]
-        state = replace(state, value4=tuple(value4))
+    may keep a part keeps the smallest one; likewise values and keys that may have 4 bits have them.
+    """
+    able = tuple(layer.head_dim % 16 == 0 for layer in state.layers for _ in range(layer.kv_heads))
+    if "values" in state.options.narrow:
+        state = replace(state, value4=able)
+    if "keys" in state.options.narrow:
+        state = replace(state, key4=able)
     found = budgets_for(state.options.context) if state.options.sparse else ()
     if not found:
         return state
@@ -218,5 +227,5 @@ def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
 
 def _total(state: State, options: CompileOptions) -> int:
     """The total with other options, where KV heads would keep as little as they may. Bytes."""
-    changed = replace(state, options=options, keeps=(), value4=())
+    changed = replace(state, options=options, keeps=(), value4=(), key4=())
     return memory_of(least(plan_memory(lay_out(changed)))).total

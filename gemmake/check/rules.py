@@ -25,7 +25,7 @@ from gemrun.format import manifest, pins, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
-from gemrun.format.spec import Buffer, Format, KvType
+from gemrun.format.spec import Buffer, Format, KvType, UnitFlag
 from gemrun.format.writer import show
 
 FATAL = 6  # exit code for a file that is damaged or was refused
@@ -254,17 +254,24 @@ class Cache(Rule):
             return None
         size = sizes.rings_size(artifact.conf, artifact.layers, artifact.units)
         dense = sizes.rings_size(artifact.conf, artifact.layers)
-        value4, rows = masks.value4(artifact), list(masks.table(artifact))
-        beside = "where heads keep all in 8 bits" if value4 else "without the mask"
+        rows = list(masks.table(artifact))
+        narrow = [
+            (name, count, masks.wide(artifact, flag))
+            for name, count, flag in (
+                ("values", masks.value4(artifact), UnitFlag.VALUE4),
+                ("keys", masks.key4(artifact), UnitFlag.KEY4),
+            )
+            if count
+        ]
+        beside = "where heads keep all in 8 bits" if narrow else "without the mask"
         text = (
             f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
             f"below {_mb(dense)} {beside}; {masks.partial(artifact)} of "
             f"{len(artifact.units)} KV heads keep a part"
         )
-        if value4:
-            text += f"; values of {value4} have 4 bits"
-        if value4 and (wide := masks.wide(artifact)):
-            rows.append(f"values of 8 bits, heads by layer: {wide}")
+        for name, count, wide in narrow:
+            text += f"; {name} of {count} have 4 bits"
+            rows += [f"{name} of 8 bits, heads by layer: {wide}"] if wide else []
         return replace(self.ok(text), details=tuple(rows))
 
 

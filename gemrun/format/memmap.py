@@ -141,10 +141,11 @@ def _units(artifact: Artifact, index: int) -> Iterator[Row]:
 
 def kept(unit: KvUnit) -> str:
     """What a KV head keeps, in tokens."""
-    values = ", values of 4 bits" if unit.value4 else ""
+    names = ("", ", values of 4 bits", ", keys of 4 bits", ", keys and values of 4 bits")
+    narrow = names[unit.flags]
     if not unit.partial:
-        return f"all{values}"
-    return f"{unit.sink * spec.KV_BLOCK}+{unit.recent * spec.KV_BLOCK} tokens{values}"
+        return f"all{narrow}"
+    return f"{unit.sink * spec.KV_BLOCK}+{unit.recent * spec.KV_BLOCK} tokens{narrow}"
 
 
 def _table(rows: Iterable[Row]) -> list[str]:

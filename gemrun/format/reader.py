@@ -275,7 +275,7 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
 
 
 def _by_name(entries: Sequence[Section], header: Header) -> dict[str, Section]:
-    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
+    units = spec.Feature.KV_MASK | spec.KV_4BIT
     return _present(entries, bool(header.required_features & units))
 
 
@@ -377,7 +377,7 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
     units: tuple[KvUnit, ...] = ()
     if spec.MASK_SECTION in sections:
         units = _array(image, sections, KvUnit, spec.MASK_SECTION, spec.MAX_UNITS)
-    records.check_layers(conf, layers, units, bool(features & spec.Feature.KV_VALUE4))
+    records.check_layers(conf, layers, units, features)
     segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
     records.check_segments(segments)
     tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)

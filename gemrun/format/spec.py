@@ -71,7 +71,7 @@ SECTIONS = (
     "WHOT",
 )
 OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
-MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or Feature.KV_VALUE4
+MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or KV_4BIT
 
 
 def fourcc(name: str) -> int:
@@ -100,9 +100,11 @@ class Feature(IntFlag):
     KV_FLOAT = 64
     KV_MASK = 128
     KV_VALUE4 = 256
+    KV_KEY4 = 512
 
 
-REQ_KNOWN = 0x1FF
+REQ_KNOWN = 0x3FF
+KV_4BIT = Feature.KV_VALUE4 | Feature.KV_KEY4  # a unit's flags, eight bits up
 
 
 class Isa(IntEnum):
@@ -195,6 +197,7 @@ class UnitFlag(IntFlag):
     """Bits of a unit's flags."""
 
     VALUE4 = 1
+    KEY4 = 2
 
 
 class Buffer(IntEnum):
@@ -439,7 +442,7 @@ class KvUnit(Record):
     recent: int = field_of("H")
     flags: int = field_of("H")
     blocks: int = field_of("I")
-    first: int = field_of("I")  # in blocks, with Feature.KV_VALUE4 in lines of 64 bytes
+    first: int = field_of("I")  # in blocks, with KV_4BIT in lines of 64 bytes
 
     @property
     def partial(self) -> bool:
@@ -450,6 +453,11 @@ class KvUnit(Record):
     def value4(self) -> bool:
         """Whether its values have 4 bits."""
         return bool(self.flags & UnitFlag.VALUE4)
+
+    @property
+    def key4(self) -> bool:
+        """Whether its keys have 4 bits."""
+        return bool(self.flags & UnitFlag.KEY4)
 
 
 @dataclass(frozen=True)

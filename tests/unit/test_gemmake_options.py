@@ -14,6 +14,7 @@ from gemmake.options import (
     REFUSED,
     CompileOptions,
     KvGate,
+    KvKeys,
     Quantization,
 )
 
@@ -111,6 +112,7 @@ def test_the_command_of_options_gives_them_again() -> None:
         output=Path("o.gembin"),
         quantization=Quantization.INT8,
         kv_gate=KvGate(kl=0.1),
+        kv_keys=KvKeys.INT4,
         pin_prompt="it's",
         pin_system=True,
         reserve_mib=10,
