@@ -191,6 +191,12 @@ class Gemmake(Word):
     help="°C at which throttling starts; stored in the artifact.",
 )
 @click.option(
+    "--power-mode",
+    default=None,
+    help="Power mode of the target that speed is predicted for (default: the target's; see "
+    "gemmake hdf list); changes no byte.",
+)
+@click.option(
     "--config",
     type=PATH,
     default=None,
