@@ -354,7 +354,17 @@ def _memory(largest: State, advice: Advice) -> Verdict:
             )
             remedy = f"gemmake {one.option}: {math.ceil(one.total / MIB)} MiB{room}"
             return Verdict(Fit.NO, reason, remedy)
-    return Verdict(Fit.NO, reason, "a smaller model")
+    return Verdict(Fit.NO, reason, f"a smaller model{_share(advice.hdf, most)}")
+
+
+def _share(hdf: Hdf, most: int) -> str:
+    """The share of the board's memory that would hold it, where that leaves what is reserved."""
+    if hdf.memory is None:
+        return ""
+    total, wanted = hdf.memory.visible_mib, math.ceil(most / MIB)
+    fraction = math.ceil(100 * wanted / total) / 100
+    fits = with_policy(hdf, None, fraction).budget_bytes() >= most if fraction <= 1 else False
+    return f", or --ram-fraction {fraction:g}" if fits else ""
 
 
 def _speed(
@@ -428,6 +438,5 @@ def nothing_fits(advice: Advice) -> BudgetError | None:
     if any(row.fit is not Fit.NO for row in advice.rows):
         return None
     return BudgetError(
-        f"{advice.hdf.id}: none of {len(advice.rows)} candidates does what is asked; "
-        "the rows above say what comes nearest"
+        f"{advice.hdf.id}: no candidate does what is asked; the rows above say what comes nearest"
     )

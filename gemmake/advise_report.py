@@ -12,7 +12,10 @@ from gemmake.advise import Advice, Fit, Row
 from gemmake.hdf import MIB
 from gemmake.passes.predict import Range, Time
 
-HEAD = ("MODEL", "WEIGHTS", "CACHE", "CONTEXT", "MEMORY", "TOKENS/S", "FIRST TOKEN", "LOAD", "")
+HEAD = (
+    *("MODEL", "WEIGHTS", "CACHE", "CONTEXT", "MEMORY", "TOKENS/S", "PREFILL/S", "FIRST TOKEN"),
+    *("LOAD", "VERDICT"),
+)
 NOTHING = "-"
 
 
@@ -60,6 +63,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(options.context),
         _memory(row),
         predictions.span(found.decode.seconds.inverse()) if found.decode else NOTHING,
+        predictions.span(first.seconds.inverse(found.prompt)) if first else NOTHING,
         predictions.duration(first.seconds) if first else NOTHING,
         predictions.duration(found.cold),
         row.fit.value,
@@ -84,8 +88,8 @@ def _why(row: Row) -> Iterator[str]:
 
 def _assumed(advice: Advice) -> Iterator[str]:
     """The same for all rows: the board's."""
-    told = [row.prediction.machine for row in advice.rows if row.prediction is not None]
-    for sentence in told[0].assumed if told else ():
+    told = [row.prediction.assumed for row in advice.rows if row.prediction is not None]
+    for sentence in told[0] if told else ():
         yield f"assumed: {sentence}"
     if told:
         yield (
@@ -124,9 +128,11 @@ def _row(row: Row) -> dict[str, Any]:
         "verdict": row.fit.value,
         "quantization": options.quantization.value if options else None,
         "kv_cache_type": options.kv_type.value if options else None,
+        "command": options.command() if options else None,
         "memory_bytes": row.memory.total if row.memory else None,
         "memory_most_bytes": row.most or None,
         "decode_tokens_per_s": _rate(found.decode) if found else None,
+        "prefill_tokens_per_s": _rate(found.prefill, found.prompt) if found else None,
         "decode_limit": found.decode.limit if found and found.decode else None,
         "first_token_s": _ends(found.prefill.seconds) if found and found.prefill else None,
         "load_s": _ends(found.cold) if found else None,
@@ -134,7 +140,7 @@ def _row(row: Row) -> dict[str, Any]:
         "reasons": list(row.reasons),
         "remedies": list(row.remedies),
         "notes": list(row.notes),
-        "assumed": list(found.machine.assumed) if found else [],
+        "assumed": list(found.assumed) if found else [],
         "check": [
             {"name": one.name, "verdict": one.verdict, "sentence": one.sentence}
             for one in row.check
@@ -142,11 +148,11 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _rate(time: Time | None) -> list[float | None] | None:
+def _rate(time: Time | None, tokens: int = 1) -> list[float | None] | None:
     """Least and most; a least of 0 is not known."""
     if time is None:
         return None
-    rate = time.seconds.inverse()
+    rate = time.seconds.inverse(tokens)
     return [round(rate.low, 3) or None, round(rate.high, 3)]
 
 

@@ -67,7 +67,7 @@ def _loading(found: Prediction) -> Iterator[str]:
 
 def log_lines(state: State) -> Iterator[str]:
     """What --verbose adds: the assumptions behind the figures."""
-    for sentence in machine_of(state).assumed:
+    for sentence in predict.predict(work_of(state), machine_of(state), 0, 1).assumed:
         yield f"[predict] {sentence}"
     yield (
         "[predict] the whole head is computed, as sampling wants it (greedy runs read half of it); "

@@ -191,6 +191,7 @@ def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = ""
     )
 
 
+FLOATS = "products of float32 weights were not counted: what arithmetic allows is not known"
 _SHARED = "the CPUs may not get all of a bus that they share with the GPU"
 _REACHED = (
     f"{READING.low * 100:.0f} to {READING.high * 100:.0f} % of the peak can be read (general "
@@ -203,8 +204,8 @@ def _bandwidth(hdf: Hdf, mode: PowerMode | None) -> tuple[Range | None, str]:
     peak = mode.mem_peak_gbps if mode is not None else None
     if mode is None or peak is None:
         return None, (
-            f"memory bandwidth of {hdf.id} is not in its description and may limit more than is "
-            "said; gemmake hdf probe measures it"
+            f"memory bandwidth of {hdf.id} is not in its description, so that what it allows is "
+            "not known; gemmake hdf probe measures it"
         )
     origin = hdf.origin(f"power_mode[{mode.id}].mem_peak_gbps")
     if origin is not None and origin.kind == "measured":
@@ -230,11 +231,11 @@ def _cores(
         core = CORES.get((hdf.target.arch, cluster.uarch or ""))
         clock = _clock(cluster, mode)
         if core is None or clock is None or cluster.cores is None:
-            what = f"{cluster.uarch or 'its cores'} of {hdf.id}"
-            return (), (
-                f"products of {what} were not counted{'' if clock else ', nor is a clock known'}: "
-                "arithmetic may limit more than is said"
-            )
+            whose = f"{cluster.uarch or 'the cores'} of {hdf.id}"
+            missing = f"products of {whose} were not counted" if core is None else (
+                f"the clock of {whose} is not in its description"
+            )  # fmt: skip
+            return (), f"{missing}: what arithmetic allows is not known"
         found += [(core, clock * 1e6)] * len(cluster.cores)
         if len(found) >= threads:
             break
@@ -353,6 +354,7 @@ class Prediction:
     prefill: Time | None  # the prompt, the model being open
     cold: Range  # loading from storage
     warm: Range  # loading from the page cache
+    assumed: tuple[str, ...]
 
     def first_token(self, cold: bool) -> Range | None:
         """From the start of the process to the first token."""
@@ -371,4 +373,5 @@ def predict(work: Work, machine: Machine, depth: int, prompt: int) -> Prediction
         prefill=prefill(work, machine, prompt),
         cold=load_cold(work, machine),
         warm=load_warm(work),
+        assumed=(*machine.assumed, *((FLOATS,) if _floats(work) else ())),
     )

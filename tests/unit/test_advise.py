@@ -116,10 +116,15 @@ def test_a_smaller_context_as_a_remedy_says_how_long_inputs_may_be() -> None:
     assert row("qwen3-4b", **asked).fit is Fit.YES
 
 
-def test_memory_without_a_remedy_asks_for_a_smaller_model() -> None:
+def test_memory_without_a_remedy_asks_for_a_smaller_model_or_a_larger_share() -> None:
     found = row("qwen3-4b", target="meter-256mb")
     assert found.fit is Fit.NO
     assert found.remedies == ("a smaller model",)
+    found = row("gemma-3-4b", target="raspberry-pi-4")
+    remedy, option, fraction = found.remedies[0].rsplit(" ", 2)
+    assert (remedy, option) == ("a smaller model, or", "--ram-fraction")
+    for share, fit in ((float(fraction), Fit.YES), (float(fraction) - 0.01, Fit.NO)):
+        assert row("gemma-3-4b", target="raspberry-pi-4", ram_fraction=share).fit is fit
 
 
 def test_speed_is_judged_by_the_ends_of_the_range() -> None:
@@ -252,6 +257,12 @@ def test_the_table_and_the_json_say_the_same(tiny_checkpoint: MakeTiny) -> None:
         assert one.prediction.decode is not None
         rate = one.prediction.decode.seconds.inverse()
         assert shown["decode_tokens_per_s"] == [round(rate.low, 3), round(rate.high, 3)]
+        assert one.prediction.prefill is not None
+        prefill = one.prediction.prefill.seconds.inverse(128)
+        assert shown["prefill_tokens_per_s"] == [round(prefill.low, 3), round(prefill.high, 3)]
+        assert f"{predictions.span(prefill)}  " in text
+        assert one.options is not None
+        assert shown["command"] == one.options.command()
         assert f"{predictions.span(rate)}  " in text
         assert all(f"{one.name}: {reason}" in text for reason in one.reasons)
         assert shown["reasons"] == list(one.reasons)

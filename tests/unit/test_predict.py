@@ -142,6 +142,8 @@ def test_what_is_not_known_has_no_most() -> None:
     memory = predict.decode(floats, MACHINE, 0)
     assert memory is not None
     assert (memory.seconds, memory.limit) == (Range(0.005, math.inf), "memory")
+    assert predict.predict(floats, MACHINE, 0, 8).assumed == ("bandwidth", predict.FLOATS)
+    assert predict.predict(WORK, MACHINE, 0, 8).assumed == ("bandwidth",)
 
 
 def test_loading_and_the_first_token_add_up() -> None:
@@ -195,7 +197,11 @@ def test_what_is_unverified_or_missing_is_said() -> None:
     assert generic.bandwidth is None
     assert generic.cores == ()
     assert generic.assumed[0].startswith("memory bandwidth of generic-aarch64 is not in its")
-    assert any("were not counted, nor is a clock known" in one for one in generic.assumed)
+    assert any("products of the cores of generic-aarch64 were not" in a for a in generic.assumed)
+    assert any(
+        "the clock of cortex-a53 of meter-256mb is not in its description" in one
+        for one in machine("meter-256mb").assumed
+    )
     gracemont = machine("intel-n100")
     assert gracemont.cores == ()
     assert any(
