@@ -20,6 +20,7 @@ from gemmake.errors import BudgetError, GemError, UsageError
 from gemmake.failures import InternalError, sentences
 from gemmake.hdf import MIB, Hdf, PowerMode, compilable, load_hdf, show, with_policy
 from gemmake.load import load_headers, shapes
+from gemmake.load.source import display
 from gemmake.model import Model
 from gemmake.options import (
     MAX_CONTEXT,
@@ -176,7 +177,7 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate]:
         if path.is_dir() and not _is_checkpoint(path):
             yield from _inside(path)
         elif path.exists():
-            yield Candidate(show(path.name), path)
+            yield Candidate(_label(path), path)
         elif name in shapes.SHAPES:
             yield Candidate(name, None)
         elif name in shapes.CLASSES:
@@ -209,8 +210,11 @@ def _inside(folder: Path) -> Iterator[Candidate]:
             "files"
         )
     for path in found:
-        label = folder.name if path.name == "config.json" else path.name
-        yield Candidate(show(label), path)
+        yield Candidate(_label(folder if path.name == "config.json" else path), path)
+
+
+def _label(path: Path) -> str:
+    return display(show(path.absolute().name))
 
 
 def load(candidate: Candidate) -> tuple[Model, bool]:

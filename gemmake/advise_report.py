@@ -10,6 +10,7 @@ from typing import Any
 from gemmake import predictions
 from gemmake.advise import Advice, Fit, Row
 from gemmake.hdf import MIB
+from gemmake.load.source import display
 from gemmake.passes.predict import Range, Time
 
 HEAD = (
@@ -20,7 +21,13 @@ NOTHING = "-"
 
 
 def lines(advice: Advice) -> Iterator[str]:
-    """What was asked, the table, why not, the checks, and what the figures rest on."""
+    """What was asked, the table, why not, the checks, and what the figures rest on. Names of files
+    may hold anything: no control character of theirs reaches a terminal."""
+    for line in _lines(advice):
+        yield display(line, len(line))
+
+
+def _lines(advice: Advice) -> Iterator[str]:
     yield from _asked(advice)
     yield ""
     table = [HEAD, *(_cells(row) for row in advice.rows)]

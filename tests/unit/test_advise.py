@@ -270,6 +270,13 @@ def test_the_table_and_the_json_say_the_same(tiny_checkpoint: MakeTiny) -> None:
     assert "nothing here was measured on the board" in text
 
 
+def test_names_of_files_send_nothing_to_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[31m\nb.gguf").write_bytes(b"GGUFxx")
+    lines = list(advise_report.lines(advise.advise([str(tmp_path)], wish())))
+    assert all(line.isprintable() for line in lines)
+    assert any(line.startswith("a\\x1b[31m\\x0ab.gguf  ") for line in lines)
+
+
 # ---- tokenizer and template ----
 def findings(model: Path) -> dict[str, tokencheck.Finding]:
     return {one.name: one for one in row(model, check=True).check}
