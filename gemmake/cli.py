@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
+from gemmake.advise_cli import advise
 from gemmake.errors import OutputError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
@@ -195,6 +196,12 @@ class Gemmake(Word):
     help="°C at which throttling starts; stored in the artifact.",
 )
 @click.option(
+    "--power-mode",
+    default=None,
+    help="Power mode of the target that speed is predicted for (default: the target's; see "
+    "gemmake hdf list); changes no byte.",
+)
+@click.option(
     "--config",
     type=PATH,
     default=None,
@@ -256,6 +263,7 @@ def main(debug: bool, **options: Any) -> None:
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
     gemmake hdf --help                    the boards that --target takes: list, show, check
+    gemmake advise --target BOARD MODEL.. which models fit a board and a task, and why not
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -302,7 +310,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise)
 
 if __name__ == "__main__":
     main()

@@ -93,8 +93,8 @@ class CompileOptions:
 
     `context` is the compiled KV cache size in tokens, `chunk` the tokens of a prefill step,
     `run_threads` the thread count that the memory total is stated for (None: from the target).
-    `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine)
-    and everything about output never change a byte.
+    `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine),
+    `power_mode` and everything about output never change a byte.
     """
 
     model: Path
@@ -110,6 +110,7 @@ class CompileOptions:
     ram_fraction: float | None = None  # of memory that a model may take; None: likewise
     run_threads: int | None = None
     temperature_threshold: float | None = None
+    power_mode: str | None = None  # that speed is predicted for; None: the target's default
     config: Path | None = None
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
@@ -243,7 +244,8 @@ COMMAND = (
     ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-keys", "kv_keys"),
     ("--kv-cache-size", "context"), ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
     ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
-    ("--temperature-threshold", "temperature_threshold"), ("--calibration", "calibration"),
+    ("--temperature-threshold", "temperature_threshold"), ("--power-mode", "power_mode"),
+    ("--calibration", "calibration"),
     ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),
     ("--kv-gate", "kv_gate"), ("--statistics", "statistics"), ("--pin-prompt", "pin_prompt"),
     ("--pin-system", "pin_system"), ("--save-statistics", "save_statistics"),

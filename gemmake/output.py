@@ -257,7 +257,7 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
         "rings": [
             {"offset": r.kv_offset, "size": r.kv_size, "group": r.kv_group} for r in state.layers
         ],
-        "placements": [f"{p.layer}: {p.engine} ({p.reason})" for p in state.placements],
+        "placements": [f"{p.layer} {p.op}: {p.engine} ({p.reason})" for p in state.placements],
         "tokn_bytes": len(state.tokn),
         "tmpl_bytes": len(state.tmpl or b""),
         "rope_bytes": len(state.ropes),

@@ -127,6 +127,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     pin_text = pinning.text_of(options)
     hdf = with_policy(load_hdf(options.target), options.reserve_mib, options.ram_fraction)
     compilable(hdf)
+    hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)

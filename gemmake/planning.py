@@ -188,7 +188,7 @@ def remedies(state: State) -> list[Remedy]:
 
 
 def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
-    return Remedy(name, _total(state, options), options.command())
+    return Remedy(name, _total(state, options), options.command(), options.context)
 
 
 def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gemmake import predictions
 from gemmake.hdf import show
 from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
@@ -40,6 +41,9 @@ def log_lines(state: State) -> Iterator[str]:
             f"{g} in {sum(la.kv_group == g for la in state.layers)} layers" for g in sorted(groups)
         ]
         yield f"KV cache in int8, {how} groups of {', '.join(counts)}"
+    offered = place.accelerators(state.hdf)
+    yield from place.op_lines(state.model.spec, state.placements, offered)
+    yield from predictions.log_lines(state)
 
 
 def render_result(result: CompileResult) -> str:
@@ -50,6 +54,7 @@ def render_result(result: CompileResult) -> str:
     lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
     lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
+    lines += predictions.report_lines(result.state)
     lines += [f"note: {note}" for note in result.state.notes]
     lines.append(f"time: {_phases(result.phases)}")
     lines.append(
