@@ -18,14 +18,16 @@ from gemmake.hdf_cli import hdf
 from gemmake.options import (
     MEMORY_LAYOUT,
     REFUSED,
-    CompileOptions,
     Effort,
     Int4Format,
     KvGate,
     KvKeys,
     KvType,
     KvValues,
+    Offload,
+    Profile,
     Quantization,
+    asked,
 )
 from gemrun import console
 from gemrun.format.writer import show
@@ -59,7 +61,13 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
 
 
 def _choice(
-    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues] | type[KvKeys],
+    kind: type[Quantization]
+    | type[Effort]
+    | type[Int4Format]
+    | type[KvValues]
+    | type[KvKeys]
+    | type[Profile]
+    | type[Offload],
     name: str,
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
@@ -149,18 +157,18 @@ class Gemmake(Word):
     "--kv-cache-size",
     "context",
     type=int,
-    default=1024,
-    show_default=True,
-    help="Tokens the context holds; fixes memory.",
+    default=None,
+    help="Tokens the context holds; fixes memory.  [default: 1024; lite: 512]",
 )
 @click.option(
     "--prefill-chunk",
     "chunk",
     type=int,
-    default=128,
-    show_default=True,
-    help="Tokens of one prefill step; fixes scratch memory.",
+    default=None,
+    help="Tokens of one prefill step; fixes scratch memory.  [default: 128; lite: 32]",
 )
+@_choice(Profile, "--profile")
+@_choice(Offload, "--offload")
 @click.option(
     "--reserve",
     "reserve_mib",
@@ -254,7 +262,6 @@ class Gemmake(Word):
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 @_refuse("--throttle-mode")
-@_refuse("--profile")
 @click.version_option(__version__, prog_name="gemmake")
 def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
@@ -275,7 +282,7 @@ def main(debug: bool, **options: Any) -> None:
         from gemmake.progress import shown
         from gemmake.report import render_result
 
-        request = CompileOptions(**options)
+        request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
         click.echo(render_result(result))

@@ -74,8 +74,7 @@ def place_layers(state: State) -> State:
 
 def budget(state: State) -> State:
     """Refuse what the target cannot hold; one without a memory table leaves it to the device."""
-    planning.within_budget(state)
-    return state
+    return planning.within_budget(state)
 
 
 #: The passes before the weights, in order. `--dump-after` takes these names and those below.

@@ -13,6 +13,7 @@ from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
 from gemmake.passes import layout, place
 from gemmake.pinning import lines_of as pin_lines
+from gemmake.planning import offload_lines
 from gemmake.state import State
 from gemrun.format import spec
 
@@ -53,6 +54,7 @@ def render_result(result: CompileResult) -> str:
     lines.append("memory of a run:")
     lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
+    lines += offload_lines(result.state)
     lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
     lines += predictions.report_lines(result.state)
     lines += [f"note: {note}" for note in result.state.notes]

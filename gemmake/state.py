@@ -38,6 +38,7 @@ class State:
     ropes: bytes = field(default=b"", repr=False)  # ROPE section
     thermal: spec.Thermal = field(default_factory=spec.Thermal)
     stream: Stream = field(default_factory=lambda: Stream((), (), 0))
+    cold: tuple[spec.Cold, ...] = ()  # weights that do not stay in memory
     conf: spec.Conf = field(default_factory=spec.Conf)
     layers: tuple[spec.Layer, ...] = ()
     buffers: tuple[Buffer, ...] = ()

@@ -21,7 +21,7 @@ from gemmake.hdf import Hdf
 from gemmake.passes import memplan
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
-from gemrun.format import manifest, pins, sign, sizes, spec
+from gemrun.format import cold, manifest, pins, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
@@ -184,6 +184,39 @@ def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
     features = sizes.features_of(artifact.conf, artifact.segments, artifact.units)
     if header.required_features != features:
         yield f"features {header.required_features:#x}, the records need {features:#x}"
+    yield from _cold_problems(artifact)
+
+
+def _cold_problems(artifact: Artifact) -> Iterator[str]:
+    """Weights that do not stay in memory, against what the header counts of them."""
+    problem = cold.problem(artifact.cold, artifact.tensors)
+    if problem:
+        yield f"section COLD: {problem}"
+        return
+    weights = artifact.sections["WHOT"]
+    held = cold.resident(artifact.conf, artifact.tensors, artifact.cold, weights.size)
+    if weights.mem_size != held:
+        yield f"{weights.mem_size} bytes of weights in memory, the records say {held}"
+
+
+class Offload(Rule):
+    """Weights that do not stay in memory."""
+
+    id = "offload"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """How many there are, where there are any; the layout says whether that is right."""
+        artifact = subject.artifact
+        if not artifact.cold or cold.problem(artifact.cold, artifact.tensors):
+            return None
+        planes = list(cold.planes(artifact.cold, artifact.tensors))
+        rows = sum(plane.size for plane in planes if plane.by is spec.ColdBy.ROWS)
+        weights = artifact.sections["WHOT"]
+        return self.ok(
+            f"Weights: {_mb(weights.mem_size)} of {_mb(weights.size)} are in memory at once; "
+            f"{_mb(cold.streamed(artifact.cold, artifact.tensors))} are read from storage for "
+            f"every token, {_mb(rows)} by rows"
+        )
 
 
 class Quantisation(Rule):
@@ -430,6 +463,7 @@ RULES: tuple[Rule, ...] = (
     SignatureRule(),
     Integrity(),
     Layout(),
+    Offload(),
     Quantisation(),
     Mask(),
     Cache(),

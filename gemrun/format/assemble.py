@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gemrun.format import cold, sizes, spec, writer
 from gemrun.format import records as rules
-from gemrun.format import sizes, spec, writer
-from gemrun.format.spec import Conf, Header, KvUnit, Layer, Plan, Rope, Segment, Tensor, Thermal
+from gemrun.format.spec import (
+    Cold,
+    Conf,
+    Header,
+    KvUnit,
+    Layer,
+    Plan,
+    Rope,
+    Segment,
+    Tensor,
+    Thermal,
+)
 from gemrun.format.writer import Part
 
 
@@ -39,6 +50,7 @@ class Records:
     ram_budget: int = 0  # bytes, 0 = not stated
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
     pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
+    cold: Sequence[Cold] = ()  # weights that do not stay in memory; empty: no COLD
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,7 @@ def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
     units, manifest = records.units, records.manifest
+    held = cold.resident(conf, records.tensors, records.cold, records.weights_size)
     plain: list[Part] = [
         writer.section_part("CONF", conf.pack()),
         writer.section_part("LAYR", b"".join(la.pack() for la in layers)),
@@ -162,11 +175,12 @@ def assemble(records: Records) -> Assembled:
         writer.section_part("THRM", records.thermal.pack()),
         writer.section_part("TEST", records.tests),
         *([writer.section_part("PINP", records.pin)] if records.pin else []),
+        *([writer.section_part("COLD", _packed(records.cold))] if records.cold else []),
         writer.section_part("HDFJ", records.hdf),
         Part("MANI", manifest)
         if isinstance(manifest, int)
         else writer.section_part("MANI", manifest),
-        Part("WHOT", records.weights_size),
+        Part("WHOT", records.weights_size, held=held if records.cold else None),
     ]
     offsets, file_size = writer.place([(p.type, p.size) for p in plain])
     start = offsets[-1]
@@ -181,6 +195,7 @@ def assemble(records: Records) -> Assembled:
         file_size,
         records.weights_size,
         units,
+        held,
     )
     header = Header(
         required_features=sizes.features_of(conf, segments, units),
@@ -197,9 +212,13 @@ def assemble(records: Records) -> Assembled:
         ram_tables=totals.tables,
         ram_engine=totals.engine,
         ram_stacks=totals.stacks,
-        engine_abi_min=sizes.abi_of(conf, records.plans),
+        engine_abi_min=sizes.abi_of(conf, records.plans, bool(records.cold)),
     )
     return Assembled(header, parts, totals, file_size, start)
+
+
+def _packed(records: Sequence[Cold]) -> bytes:
+    return b"".join(record.pack() for record in records)
 
 
 def moved(tensor: Tensor, start: int) -> Tensor:

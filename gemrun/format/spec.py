@@ -16,7 +16,7 @@ MAGIC = b"\x8bGEM\r\n\x1a\n"
 BYTE_ORDER = 0x01020304
 MAJOR = 1
 MINOR = 0
-ENGINE_ABI = 2
+ENGINE_ABI = 3
 
 ALIGN = 256  # every section and every tensor
 WEIGHT_ALIGN = 65536  # WHOT
@@ -66,11 +66,12 @@ SECTIONS = (
     "THRM",
     "TEST",
     "PINP",
+    "COLD",
     "HDFJ",
     "MANI",
     "WHOT",
 )
-OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
+OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP", "COLD"})
 MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or KV_4BIT
 
 
@@ -198,6 +199,13 @@ class UnitFlag(IntFlag):
 
     VALUE4 = 1
     KEY4 = 2
+
+
+class ColdBy(IntEnum):
+    """How weights are read that do not stay in memory."""
+
+    STREAM = 0
+    ROWS = 1
 
 
 class Buffer(IntEnum):
@@ -548,6 +556,16 @@ class Pin(Record):
     reserved: bytes = field_of("60s")
 
 
+@dataclass(frozen=True)
+class Cold(Record):
+    """A plane of a tensor that does not stay in memory."""
+
+    tensor: int = field_of("I")
+    plane: int = field_of("I")  # 0: its data, 1: its second plane
+    by: int = field_of("I")
+    reserved: int = field_of("I")
+
+
 # What the sections that are arrays hold.
 ARRAYS: dict[str, type[Record]] = {
     "CONF": Conf,
@@ -558,6 +576,7 @@ ARRAYS: dict[str, type[Record]] = {
     "PLAN": Plan,
     "THRM": Thermal,
     "TEST": TestVector,
+    "COLD": Cold,
 }
 
 

@@ -145,6 +145,7 @@ def records_of(
         ram_budget=header.ram_budget,
         units=units,
         pin=pins.blank(conf, layers, units, pinned.ids) if pinned else b"",
+        cold=artifact.cold,
     )
 
 

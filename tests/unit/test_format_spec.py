@@ -28,6 +28,7 @@ RECORDS = {
     "gb_thermal": spec.Thermal,
     "gb_test": spec.TestVector,
     "gb_pin": spec.Pin,
+    "gb_cold": spec.Cold,
 }
 ENUMS: dict[str, type[IntEnum]] = {
     "GB_SECF_": spec.SectionFlag,  # type: ignore[dict-item]
@@ -42,6 +43,7 @@ ENUMS: dict[str, type[IntEnum]] = {
     "GB_KV_": spec.KvType,
     "GB_BUF_": spec.Buffer,
     "GB_OP_": spec.Op,
+    "GB_COLD_": spec.ColdBy,
 }
 LIMITS = """
     ALIGN WEIGHT_ALIGN LINE PANEL GROUP SUPERBLOCK UNIT KV_BLOCK MAX_SECTIONS MAX_LAYERS
