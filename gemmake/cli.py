@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
+from gemmake.engine_cli import engine
 from gemmake.errors import OutputError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
@@ -238,6 +239,7 @@ def main(debug: bool, **options: Any) -> None:
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
     gemmake hdf --help                    the boards that --target takes: list, show, check
+    gemmake engine --help                 the engine for other machines
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -284,7 +286,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, engine=engine)
 
 if __name__ == "__main__":
     main()
