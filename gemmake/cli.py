@@ -158,6 +158,20 @@ class Gemmake(Word):
     help="Tokens of one prefill step; fixes scratch memory.",
 )
 @click.option(
+    "--reserve",
+    "reserve_mib",
+    type=int,
+    default=None,
+    metavar="MIB",
+    help="Memory left to everything else (default: from the target).",
+)
+@click.option(
+    "--ram-fraction",
+    type=float,
+    default=None,
+    help="Share of the memory that a model may take (default: from the target).",
+)
+@click.option(
     "--run-threads",
     type=int,
     default=None,

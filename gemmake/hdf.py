@@ -414,6 +414,21 @@ def _by_id(name: str) -> Path | None:
     return None
 
 
+def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -> Hdf:
+    """The description with a budget of the caller's own; `policy` is the operator's to choose.
+    TargetError where there is no memory to take a share of."""
+    named = {"reserve_mib": reserve_mib, "ram_fraction": ram_fraction}
+    given = {name: value for name, value in named.items() if value is not None}
+    if not given:
+        return hdf
+    if hdf.memory is None:
+        raise TargetError(
+            f"{hdf.id}: does not state its memory, so there is no budget to change with --reserve "
+            "or --ram-fraction; leave them out, or use a board: gemmake hdf list"
+        )
+    return hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
+
+
 def compilable(hdf: Hdf) -> None:
     """Refuse a board that gemmake makes no artifact for, before anything is read."""
     if hdf.target.os == "bare":

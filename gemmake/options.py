@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
 from gemmake.errors import UsageError
+from gemrun.format.writer import show
 
 
 class Quantization(str, Enum):
@@ -63,6 +65,7 @@ MAX_CONTEXT = 1 << 20
 MAX_THREADS = 8
 MAX_WORKERS = 64
 MAX_CHUNK = 4096
+MAX_RESERVE = 1 << 20  # MiB
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class CompileOptions:
     kv_values: KvValues = KvValues.INT8
     context: int = 1024
     chunk: int = 128
+    reserve_mib: int | None = None  # left to everything else; None: the target's policy
+    ram_fraction: float | None = None  # of memory that a model may take; None: likewise
     run_threads: int | None = None
     temperature_threshold: float | None = None
     config: Path | None = None
@@ -118,6 +123,10 @@ class CompileOptions:
         _within("--kv-cache-size", self.context, MIN_CONTEXT, MAX_CONTEXT, "tokens")
         _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
         _within("--workers", self.workers, 0, MAX_WORKERS, "threads")
+        if self.reserve_mib is not None:
+            _within("--reserve", self.reserve_mib, 0, MAX_RESERVE, "MiB")
+        if self.ram_fraction is not None:
+            _within("--ram-fraction", self.ram_fraction, 0.01, 1, "of the memory")
         for option, given in (
             ("--statistics", self.statistics),
             ("--save-statistics", self.save_statistics),
@@ -186,9 +195,14 @@ class CompileOptions:
             "prefill_sample_ratio": self.sample_ratio,
         }
         narrow: dict[str, object] = {"kv_values": self.kv_values.value}
+        memory: dict[str, object] = {
+            "reserve_mib": self.reserve_mib,
+            "ram_fraction": self.ram_fraction,
+        }
         return (
             (judged if self.judged else {})
             | (narrow if self.narrow else {})
+            | {k: v for k, v in memory.items() if v is not None}
             | {
                 "chunk": self.chunk,
                 "context": self.context,
@@ -201,6 +215,37 @@ class CompileOptions:
                 "temperature_threshold": self.temperature_threshold,
             }
         )
+
+    def command(self) -> str:
+        """The command of these options, to copy: what is not as usual."""
+        usual = CompileOptions(model=self.model, target=self.target, output=self.output)
+        words = ["gemmake"]
+        for option, field in COMMAND:
+            value = getattr(self, field)
+            if field in ("model", "target", "output") or value != getattr(usual, field):
+                words += [option] if value is True else [option, _word(value)]
+        return shlex.join(words)
+
+
+#: The options that `CompileOptions.command` repeats, and their fields.
+COMMAND = (
+    ("--model", "model"), ("--config", "config"), ("--target", "target"),
+    ("--quantization", "quantization"), ("--int4-format", "int4_format"), ("--effort", "effort"),
+    ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-cache-size", "context"),
+    ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
+    ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
+    ("--temperature-threshold", "temperature_threshold"), ("--calibration", "calibration"),
+    ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),
+    ("--kv-gate", "kv_gate"), ("--statistics", "statistics"), ("--pin-prompt", "pin_prompt"),
+    ("--pin-system", "pin_system"), ("--save-statistics", "save_statistics"),
+    ("--output", "output"),
+)  # fmt: skip
+
+
+def _word(value: object) -> str:
+    if isinstance(value, KvGate):
+        return ",".join(f"{name}={number}" for name, number in asdict(value).items())
+    return show(str(value.value if isinstance(value, Enum) else value))
 
 
 def _within(option: str, value: float, low: float, high: float, unit: str) -> None:

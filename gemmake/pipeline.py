@@ -18,7 +18,7 @@ from gemmake import calibration, kvgroups, machine, output, pinning, planning, r
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
-from gemmake.hdf import compilable, load_hdf
+from gemmake.hdf import compilable, load_hdf, with_policy
 from gemmake.kvmask.chat import compiled
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
@@ -125,7 +125,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     if options.save_statistics is not None:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     pin_text = pinning.text_of(options)
-    hdf = load_hdf(options.target)
+    hdf = with_policy(load_hdf(options.target), options.reserve_mib, options.ram_fraction)
     compilable(hdf)
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):

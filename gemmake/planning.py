@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gemmake import __version__
@@ -168,25 +168,34 @@ def least(state: State) -> State:
 
 def remedies(state: State) -> list[Remedy]:
     """Options that lower the total, the least loss first; each alone, then all together."""
-    options, found = state.options, []
-    steps: list[tuple[str, CompileOptions]] = []
-    if options.chunk > SMALL_CHUNK:
-        steps.append((f"--prefill-chunk {SMALL_CHUNK}", replace(options, chunk=SMALL_CHUNK)))
-    if options.kv_type is KvType.DENSE:
-        steps.append(("--kv-cache-type int8", replace(options, kv_type=KvType.INT8)))
-    if options.quantization is not Quantization.INT4:
-        steps.append(("--quantization int4", replace(options, quantization=Quantization.INT4)))
-    context = options.context // 2
-    while context >= _shortest(state):
-        steps.append((f"--kv-cache-size {context}", replace(options, context=context)))
-        context //= 2
-    for name, changed in steps:
-        found.append(Remedy(name, _total(state, changed)))
+    options = state.options
+    steps = list(_steps(state))
+    found = [_remedy(state, name, changed) for name, changed in steps]
     everything = _everything(options, _shortest(state))
     if len({name.split()[0] for name, _ in steps}) > 1:
         names = {name.split()[0]: name for name, _ in steps}  # the smallest context stands last
-        found.append(Remedy(" ".join(names.values()), _total(state, everything)))
+        found.append(_remedy(state, " ".join(names.values()), everything))
     return found
+
+
+def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
+    return Remedy(name, _total(state, options), options.command())
+
+
+def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:
+    """Options that lower the total, each with the others as they are: the prefill step, the KV
+    cache, the weights, the context."""
+    options = state.options
+    if options.chunk > SMALL_CHUNK:
+        yield f"--prefill-chunk {SMALL_CHUNK}", replace(options, chunk=SMALL_CHUNK)
+    if options.kv_type is KvType.DENSE:
+        yield "--kv-cache-type int8", replace(options, kv_type=KvType.INT8)
+    if options.quantization is not Quantization.INT4:
+        yield "--quantization int4", replace(options, quantization=Quantization.INT4)
+    context = options.context // 2
+    while context >= _shortest(state):
+        yield f"--kv-cache-size {context}", replace(options, context=context)
+        context //= 2
 
 
 def _shortest(state: State) -> int:
@@ -201,12 +210,13 @@ def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
     return replace(
         options,
         chunk=min(options.chunk, SMALL_CHUNK),
-        kv_type=KvType.INT8,
+        kv_type=KvType.INT8 if options.kv_type is KvType.DENSE else options.kv_type,
         quantization=Quantization.INT4,
         context=context,
     )
 
 
 def _total(state: State, options: CompileOptions) -> int:
-    """The total with other options. Bytes."""
-    return memory_of(plan_memory(lay_out(replace(state, options=options)))).total
+    """The total with other options, where KV heads would keep as little as they may. Bytes."""
+    changed = replace(state, options=options, keeps=(), value4=())
+    return memory_of(least(plan_memory(lay_out(changed)))).total

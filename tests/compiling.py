@@ -95,6 +95,19 @@ def problems(path: Path) -> list[str]:
     return [f.line for f in report.findings if f.severity is rules.Severity.ERROR]
 
 
+def board(folder: Path, mib: int, more: str = "") -> str:
+    """A board with so much memory, all of which a model may have; `more`: of its description."""
+    path = folder / f"board-{mib}.toml"
+    path.write_text(
+        'hdf_version = "1.0"\nid = "some-board"\nboard = "some-board"\n'
+        'inherits = ["generic-x86-64"]\n'
+        f"[memory]\nsize_mib = {mib}\nvisible_mib = {mib}\n"
+        f"[policy]\nram_fraction = 1.0\nreserve_mib = 0\nthreads = 1\n{more}",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
 def logits(path: Path, ids: list[int] = IDS) -> F32:
     """Logits after every id."""
     with engine.opened(path, threads=2) as opened:

@@ -23,7 +23,7 @@ def problem(artifact: Artifact) -> str:
     for ring in pin.rings:
         blocks = data[ring.at : ring.at + ring.used * ring.size].reshape(ring.used, ring.size)
         where = f"layer {ring.layer}, KV head {ring.head}"
-        for rows, bad in _parts(artifact, ring.layer, blocks):
+        for rows, bad in _parts(artifact, ring, blocks):
             if rows[len(pin.ids) :].any():
                 return f"{where}: a row behind the last token is not zero"
             if bad.any():
@@ -32,18 +32,23 @@ def problem(artifact: Artifact) -> str:
 
 
 def _parts(
-    artifact: Artifact, layer: int, blocks: npt.NDArray[np.uint8]
+    artifact: Artifact, ring: pins.Ring, blocks: npt.NDArray[np.uint8]
 ) -> Iterator[tuple[Words, npt.NDArray[np.bool_]]]:
     """Codes and scales of K, then of V, a row each token, and which of them cannot be."""
-    record, kind = artifact.layers[layer], KvType(artifact.conf.kv_type)
-    codes = spec.KV_BLOCK * record.head_dim * sizes.kv_element(kind)
+    record, kind = artifact.layers[ring.layer], KvType(artifact.conf.kv_type)
+    unit = artifact.units_of(ring.layer)[ring.head] if artifact.units else spec.KvUnit()
+    whole = spec.KV_BLOCK * record.head_dim * sizes.kv_element(kind)
     scales = spec.KV_BLOCK * 2 * (record.head_dim // record.kv_group) if record.kv_group else 0
-    for start in (0, codes + scales):
+    start = 0
+    for narrow in (False, unit.value4):
+        codes = whole // 2 if narrow else whole
         words = _rows(blocks[:, start : start + codes], WORD[kind])
-        yield words, _impossible(words, kind)
+        yield words, _no_levels(words) if narrow else _impossible(words, kind)
+        start += codes
         if scales:  # bfloat16: finite, not negative
-            words = _rows(blocks[:, start + codes : start + codes + scales], "<u2")
+            words = _rows(blocks[:, start : start + scales], "<u2")
             yield words, words >= 0x7F80
+        start += scales
 
 
 def _rows(part: npt.NDArray[np.uint8], word: str) -> Words:
@@ -55,6 +60,12 @@ def _impossible(words: Words, kind: KvType) -> npt.NDArray[np.bool_]:
     exponent = {KvType.INT8: 0x80, KvType.F16: 0x7C00, KvType.F32: 0x7F800000}[kind]
     mask = 0xFF if kind is KvType.INT8 else exponent  # of a float whatever the mantissa
     bad: npt.NDArray[np.bool_] = words & mask == exponent
+    return bad
+
+
+def _no_levels(words: Words) -> npt.NDArray[np.bool_]:
+    """Two of 4 bits a byte, 0 to 14."""
+    bad: npt.NDArray[np.bool_] = (words & 0x0F == 0x0F) | (words & 0xF0 == 0xF0)
     return bad
 
 

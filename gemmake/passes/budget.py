@@ -14,7 +14,7 @@ MIB = 1 << 20
 class Memory:
     """Bytes that a run of the artifact takes (DESIGN 2.4)."""
 
-    weights: int
+    weights: int  # of them those that stay in memory, and the room that the others pass through
     tables: int
     arena: int
     kv: int
@@ -40,16 +40,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remedy:
-    """An option that would lower the total, and the total it would lead to (bytes)."""
+    """Options that would lower the total, the total that they would lead to (bytes), and the whole
+    command with them."""
 
     option: str
     total: int
+    command: str = ""
 
 
 def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:
     """Refuse a total above what the target grants (bytes).
 
-    Raises BudgetError with the table and the options that would fit.
+    Raises BudgetError with the table of what takes what, what every option would lead to, and the
+    command of the first that fits.
     """
     if memory.total <= granted:
         return
@@ -58,10 +61,21 @@ def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[R
         f"{target}: needs {_mib(memory.total)} but the target grants {_mib(granted)}; "
         + ("use " + fitting[0].option if fitting else "no option makes it fit, use a smaller model")
     ]
-    lines += [f"  {name:<14}{_mib(size):>12}" for name, size in memory.rows()]
-    lines += [f"  {'total':<14}{_mib(memory.total):>12}"]
-    lines += [f"  {_mib(r.total)} with {r.option}: fits" for r in fitting]
+    lines += [_row(name, size, memory.total) for name, size in memory.rows()]
+    lines += [_row("total", memory.total, memory.total)]
+    lines += [_proposal(r, granted) for r in sorted(remedies, key=lambda r: r.total > granted)]
+    lines += [f"  {fitting[0].command}"] if fitting and fitting[0].command else []
     raise BudgetError("\n".join(lines))
+
+
+def _row(name: str, size: int, total: int) -> str:
+    return f"  {name:<14}{_mib(size):>12}{size / total:>6.0%}"
+
+
+def _proposal(remedy: Remedy, granted: int) -> str:
+    over = remedy.total - granted
+    verdict = "fits" if over <= 0 else f"{_mib(over)} too much"
+    return f"  {_mib(remedy.total)} with {remedy.option}: {verdict}"
 
 
 def _mib(size: int) -> str:

@@ -14,9 +14,10 @@ import pytest
 from fuzz.mutate import find, reseal, section_range
 from gemmake.check import rules
 from gemmake.check.rules import Severity, Subject, check_file
-from gemrun.format import manifest
+from gemrun.format import manifest, units
 from gemrun.format.codes import Code
-from gemrun.format.reader import canonical_json
+from gemrun.format.pins import Pinned
+from gemrun.format.reader import canonical_json, read_artifact
 from gemrun.format.spec import Thermal
 from golden import make, refused
 
@@ -247,6 +248,33 @@ def test_values_of_4_bits_are_counted_and_those_of_8_listed() -> None:
         "1 8 of 10 80.0% 1+1 v4, all",
         "values of 8 bits, heads by layer: 0: 0; 1: 1",
     ]
+
+
+@pytest.mark.parametrize("kind", [make.VALUE4], ids=lambda kind: kind.name)
+def test_a_pinned_prompt_in_4_bits(tmp_path: Path, kind: make.Kind) -> None:
+    """Levels of 0 to 14, two a byte, and scales behind them; 15 is none."""
+    source, ids = GOLDEN / f"v1.0/{kind.name}.gembin", make.PINNED.pin
+    bits = {"value4": kind.value4}
+    with units.rewritten(source, tmp_path / "a", kind.keeps, **bits, pinned=Pinned(ids)) as out:
+        out.fill("TEST", bytes(read_artifact(source).section("TEST")))
+        out.seal()
+        blocks = make.run_pin(Path(out.partial), ids)
+        out.fill("PINP", blocks)
+        out.finish()
+    report = check_file(tmp_path / "a")
+    assert severity(report, "pinned-prompt") is Severity.OK
+    with read_artifact(tmp_path / "a") as artifact:
+        assert artifact.pin is not None
+        ring = artifact.pin.rings[2]
+        at = ring.at + 32 * (16 + 2) + 5 * 8  # behind the keys, a row of 16 values in 8 bytes
+    for bits_of_15 in (0x0F, 0xF0):
+        wrong = blocks[:at] + bytes([blocks[at] | bits_of_15]) + blocks[at + 1 :]
+        with units.rewritten(source, tmp_path / "b", kind.keeps, **bits, pinned=Pinned(ids)) as out:
+            out.fill("PINP", wrong)
+            out.finish()
+        assert "layer 1, KV head 0: a value is no finite number" in line(
+            check_file(tmp_path / "b"), "pinned-prompt"
+        )
 
 
 def test_a_mask_that_masks_nothing(write: Callable[[make.Golden], Path]) -> None:

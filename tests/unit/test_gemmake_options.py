@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ from click.testing import CliRunner
 
 from gemmake.cli import main
 from gemmake.errors import UsageError
-from gemmake.options import REFUSED, CompileOptions, KvGate
+from gemmake.options import (
+    REFUSED,
+    CompileOptions,
+    KvGate,
+    Quantization,
+)
 
 BASE = ["--model", "m", "--target", "generic-x86-64", "--output", "o.gembin"]
 
@@ -46,6 +52,9 @@ def test_unsupported_options_are_refused_by_name_in_one_sentence(pair: tuple[str
         ("temperature_threshold", 29.0, "--temperature-threshold"),
         ("temperature_threshold", float("nan"), "--temperature-threshold"),
         ("temperature_threshold", 126.0, "--temperature-threshold"),
+        ("reserve_mib", -1, "--reserve"),
+        ("ram_fraction", 0.0, "--ram-fraction"),
+        ("ram_fraction", 1.01, "--ram-fraction"),
         ("sample_ratio", 0.0, "--prefill-sample-ratio"),
         ("sample_ratio", 1.01, "--prefill-sample-ratio"),
         ("kv_minutes", 0.0, "--kv-minutes"),
@@ -82,3 +91,33 @@ def test_a_gate_that_is_none_is_refused_with_the_form(text: str) -> None:
     result = CliRunner().invoke(main, line)
     assert result.exit_code == 2
     assert "use kl=0.005,top1=0.97,perplexity=0.005,recall=0.01" in " ".join(result.stderr.split())
+
+
+def test_options_that_are_as_usual_leave_no_trace_in_the_manifest() -> None:
+    files = {"model": Path("m"), "target": "t", "output": Path("o")}
+    usual = CompileOptions(**files).recorded()
+    for name in ("reserve_mib", "ram_fraction"):
+        assert name not in usual
+    told = CompileOptions(reserve_mib=0, ram_fraction=0.9, **files).recorded()
+    assert told["reserve_mib"] == 0
+    assert told["ram_fraction"] == 0.9
+
+
+def test_the_command_of_options_gives_them_again() -> None:
+    options = CompileOptions(
+        chunk=16,
+        model=Path("a folder/m.gguf"),
+        target="meter-256mb",
+        output=Path("o.gembin"),
+        quantization=Quantization.INT8,
+        kv_gate=KvGate(kl=0.1),
+        pin_prompt="it's",
+        pin_system=True,
+        reserve_mib=10,
+    )
+    words = shlex.split(options.command())
+    assert words[:3] == ["gemmake", "--model", "a folder/m.gguf"]
+    assert "--kv-cache-size" not in words
+    with main.make_context("gemmake", words[1:]) as context:
+        given = {k: v for k, v in context.params.items() if k != "debug"}
+    assert CompileOptions(**given) == options

@@ -103,19 +103,30 @@ def test_budget_that_fits_says_nothing() -> None:
     check_budget(MEMORY, MEMORY.total, "board", ())
 
 
-def test_budget_refusal_names_what_would_fit_and_leaves_out_what_would_not() -> None:
-    tries = [Remedy("--a 1", MEMORY.total - 1), Remedy("--b 2", 5 << 20), Remedy("--c 3", 1 << 20)]
+def test_budget_refusal_tells_what_every_option_leads_to_and_a_command_that_fits() -> None:
+    tries = [
+        Remedy("--a 1", MEMORY.total - (1 << 20), "gemmake .. --a 1"),
+        Remedy("--b 2", 5 << 20, "gemmake .. --b 2"),
+        Remedy("--c 3", 1 << 20, "gemmake .. --c 3"),
+    ]
     with pytest.raises(BudgetError) as caught:
         check_budget(MEMORY, 6 << 20, "board", tries)
     lines = str(caught.value).splitlines()
     assert lines[0] == "board: needs 16.0 MiB but the target grants 6.0 MiB; use --b 2"
-    assert lines[-2:] == ["  5.0 MiB with --b 2: fits", "  1.0 MiB with --c 3: fits"]
-    assert len(lines) == 1 + 7 + 2
+    assert lines[1].split() == ["weights", "10.0", "MiB", "62%"]
+    assert lines[7].split() == ["total", "16.0", "MiB", "100%"]
+    assert lines[8:] == [
+        "  5.0 MiB with --b 2: fits",
+        "  1.0 MiB with --c 3: fits",
+        "  15.0 MiB with --a 1: 9.0 MiB too much",
+        "  gemmake .. --b 2",
+    ]
 
 
 def test_budget_without_a_remedy_says_so() -> None:
-    with pytest.raises(BudgetError, match="no option makes it fit"):
+    with pytest.raises(BudgetError, match="no option makes it fit") as caught:
         check_budget(MEMORY, 1 << 20, "board", [Remedy("--a", 2 << 20)])
+    assert str(caught.value).endswith("2.0 MiB with --a: 1.0 MiB too much")
 
 
 @pytest.mark.parametrize(

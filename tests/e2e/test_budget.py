@@ -1,0 +1,63 @@
+"""The budget of a board: what is over it is refused, before weights are read, with what fits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import compiling
+from gemmake.errors import BudgetError
+from gemmake.options import Effort, KvType, Quantization
+from gemrun.format.reader import read_artifact
+
+MIB = 1 << 20
+OVER = {"context": 32768, "kv_type": KvType.DENSE, "quantization": Quantization.INT8}
+
+
+def test_what_is_over_budget_is_told_and_the_command_to_copy_fits(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A table of what takes what, what every option leads to, and a command that works."""
+    target, path = compiling.board(tmp_path, 12), tmp_path / "o.gembin"
+    with pytest.raises(BudgetError) as caught:
+        compiling.compiled(
+            tiny_checkpoint("qwen2"), path, target=target, effort=Effort.FAST, **OVER
+        )
+    text = str(caught.value)
+    assert re.match(r"some-board: needs [0-9.]+ MiB but the target grants 12.0 MiB; use --", text)
+    shares = [int(n) for n in re.findall(r"^  (?!total)\S[^:\n]* MiB +(\d+)%$", text, re.M)]
+    assert len(shares) == 6
+    assert abs(sum(shares) - 100) <= 3
+    for option in ("--prefill-chunk 32", "--kv-cache-type int8", "--kv-cache-size 16384"):
+        assert f"with {option}:" in text
+    fitting = re.search(r"^  ([0-9.]+) MiB with (--.+): fits$", text, re.M)
+    assert fitting
+    command = text.splitlines()[-1].strip()
+    assert command.endswith(f"--output {path}")
+    words = [sys.executable, "-m", "gemmake.cli", *command.split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=compiling.ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    with read_artifact(path) as content:
+        assert content.header.ram_total <= 12 * MIB
+        assert f"{content.header.ram_total / MIB:.1f}" == fitting[1]
+
+
+def test_a_budget_of_ones_own_is_kept_and_stored(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, path, target = tiny_checkpoint("qwen2"), tmp_path / "o.gembin", "meter-256mb"
+    options = {"target": target, "effort": Effort.FAST}
+    with pytest.raises(BudgetError, match=r"meter-256mb: .* the target grants 0\.0 MiB"):
+        compiling.compiled(model, path, reserve_mib=224, **options)
+    compiling.compiled(model, path, reserve_mib=100, ram_fraction=0.9, **options)
+    with read_artifact(path) as content:
+        assert content.header.ram_budget == 124 * MIB
+        assert content.hdf["policy"]["reserve_mib"] == 100
+        assert content.hdf["policy"]["ram_fraction"] == 0.9
+        assert content.manifest["options"]["ram_fraction"] == 0.9
+    assert compiling.problems(path) == []
