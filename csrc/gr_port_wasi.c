@@ -1,6 +1,9 @@
 /* gr_port_wasi.c: the port to WebAssembly with WASI (preview 1): one thread, files are read whole.
  *
  * Outside WASI this file is empty: a tree of all ports is one build. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* CLOCK_MONOTONIC; before any header */
+#endif
 #include "gr_port.h"
 
 #ifdef __wasi__
