@@ -12,6 +12,7 @@ import click
 
 from gemmake import __version__
 from gemmake.advise_cli import advise
+from gemmake.engine_cli import engine
 from gemmake.errors import OutputError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
@@ -271,6 +272,7 @@ def main(debug: bool, **options: Any) -> None:
     gemmake sign FILE --key NAME.key      sign an artifact
     gemmake hdf --help                    the boards that --target takes: list, show, check
     gemmake advise --target BOARD MODEL.. which models fit a board and a task, and why not
+    gemmake engine --help                 the engine for other machines
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -317,7 +319,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise, engine=engine)
 
 if __name__ == "__main__":
     main()
