@@ -341,6 +341,7 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
         c.prefill_batch_size = 0; /* this version is compiled for less than the handle's others */
         *st = gemrun_open(&m->ctx, path, &c);
     }
+    *st = *st == GEMRUN_OK && !c.ignore_memory ? gemrun_stream(m->ctx) : *st;
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
     if (*st == GEMRUN_OK)
         return m;

@@ -1039,6 +1039,7 @@ static int run(int argc, char **argv)
     gemrun_context_t *ctx = NULL;
     gemrun_status st = o.serve ? (gemrun_status)gs_serve((int)o.serve, o.path, &c)
                                : gemrun_open(&ctx, o.path, &c);
+    st = st == GEMRUN_OK && ctx && !c.ignore_memory ? gemrun_stream(ctx) : st;
     if (st != GEMRUN_OK) {
         return load_failed(&o, st);
     }

@@ -411,7 +411,10 @@ class GemRunContext(_Runner):
         c_config, _keep = _config("GemRunContext", config)
         out = ffi.new("gemrun_context_t **")
         _check(lib.gemrun_open(out, c_path, c_config))
-        self._begin(_Engine(out[0]))
+        engine = _Engine(out[0])
+        if not c_config.ignore_memory:
+            _check(lib.gemrun_stream(engine.pointer))
+        self._begin(engine)
         if config.get("lock_memory"):
             _warn_unlocked(self.info.name, self.stats())
 
