@@ -1,4 +1,4 @@
-// run.mjs: runs a WASI program under Node 20 or later.
+// run.mjs: runs a WASI program under Node 18 or later.
 //
 //     node --no-warnings examples/wasm/run.mjs PROGRAM.wasm ARGUMENTS
 //
@@ -20,5 +20,7 @@ const wasi = new WASI({
   returnOnExit: true,
 });
 const module = await WebAssembly.compile(await readFile(program));
-const instance = await WebAssembly.instantiate(module, wasi.getImportObject());
+const instance = await WebAssembly.instantiate(module, {
+  wasi_snapshot_preview1: wasi.wasiImport,
+});
 process.exitCode = wasi.start(instance);
