@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
-from gemmake.errors import OutputError
+from gemmake.errors import OutputError, UsageError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
 from gemmake.options import (
@@ -101,9 +101,17 @@ class Gemmake(Word):
 @click.option("--target", required=True, help="Board: a name in hdf/, or a path to a .toml file.")
 @click.option(
     "--output",
-    required=True,
+    default=None,
     type=PATH,
-    help="Artifact to write; a .memmap listing is written beside it.",
+    help="Artifact to write; a .memmap listing is written beside it.  "
+    "[default: MODEL-TARGET[-BSP].gembin]",
+)
+@click.option(
+    "--bsp-version",
+    default=None,
+    metavar="BSP",
+    help="Version of the board support package, for the default name, as 35.4.1.  [default: the "
+    "target's]",
 )
 @_choice(Quantization, "--quantization")
 @click.option(
@@ -245,7 +253,7 @@ class Gemmake(Word):
 @_refuse("--throttle-mode")
 @_refuse("--profile")
 @click.version_option(__version__, prog_name="gemmake")
-def main(debug: bool, **options: Any) -> None:
+def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
 
     \b
@@ -259,10 +267,16 @@ def main(debug: bool, **options: Any) -> None:
     6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
     with command("gemmake", debug):
+        from gemmake.naming import default_output
         from gemmake.pipeline import compile_model
         from gemmake.progress import shown
         from gemmake.report import render_result
 
+        if options["output"] is None:
+            model, target = options["model"], options["target"]
+            options["output"] = default_output(model, target, bsp_version)
+        elif bsp_version is not None:
+            raise UsageError("--bsp-version: is for the default name; leave out --output, or it")
         request = CompileOptions(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
