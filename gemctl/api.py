@@ -23,6 +23,7 @@ from gemctl.core import policy
 from gemctl.errors import ApiError, of_system
 from gemctl.events import EventHub
 from gemctl.serve import replace
+from gemctl.serve.jobs import Job
 from gemctl.serve.models import Model, Models
 from gemctl.service import Caller, Emit
 from gemctl.store.store import check_name
@@ -52,6 +53,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 AUDITED = ("name", "digest", "mode", "temp_c", "duty", "for_s", "pinned", "priority", "on")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
+CLEAN_S = 20.0  # for what a job that was cancelled has to put away
 # Methods that mean a model of the daemon: a program that attached itself takes none of them.
 NOT_ATTACHED = frozenset(
     {
@@ -282,7 +284,13 @@ class Api:
         theirs = {row["name"] for row in attached}  # what was staged for them is no model of ours
         known = {*self.models.store.names(), *self.models.models} - theirs
         ours = [name for name in known if self._is_model(name)]
-        return {"models": [self._brief(name) for name in sorted(ours)] + attached}
+        rows = [self._brief(name) for name in sorted(ours)] + attached
+        return {"models": [{**row, "job": self._job(row["name"])} for row in rows]}
+
+    def _job(self, name: str) -> dict[str, Any] | None:
+        """What changes a model now, and how far it is."""
+        job = self.models.job_of(name)
+        return job.as_dict() if job is not None else None
 
     def _is_model(self, name: str) -> bool:
         """Not a name of which no more is known than that a version was bad."""
@@ -317,11 +325,12 @@ class Api:
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
         model = self.models.named(p.name)
-        versions = self.models.store.versions(model.name)
+        versions = self.models.stored(model.name)
         slot = model.current
         worker = slot.worker if slot is not None else None
         return {
             **self._brief(model.name),
+            "job": self._job(model.name),
             "busy": model.busy,
             "on_probation": model.probation is not None,
             "queued": len(model.turns),
@@ -339,7 +348,7 @@ class Api:
         started = time.monotonic()
         self.models.model(p.name)
         digest = self._digest(p.name, p.digest)
-        await self.models.procedure(self._load(p.name, digest))
+        await self.models.procedure(Job(p.name, "load"), self._load(p.name, digest))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
 
     async def _load(self, name: str, digest: str | None) -> None:
@@ -348,8 +357,12 @@ class Api:
 
     async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()
-        await self.models.procedure(self.models.unload(p.name))
+        await self.models.procedure(self._at_once(p.name, "unload"), self.models.unload(p.name))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
+
+    def _at_once(self, name: str | None, what: str) -> Job:
+        """A job that cannot be taken back once it has begun."""
+        return Job(name or self.models.active or "", what, settled=True)
 
     async def model_pin(self, p: PinParams, call: Call) -> dict[str, Any]:
         self.models.pin(p.name, p.pinned)
@@ -370,16 +383,18 @@ class Api:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
             return await attached.disable()
-        return await self.models.procedure(self.models.disable(p.name))
+        job = self._at_once(p.name, "disable")
+        return await self.models.procedure(job, self.models.disable(p.name))
 
     async def model_enable(self, p: EnableParams, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
             return await attached.enable(p.warmup_prompt)
-        return await self.models.procedure(self.models.enable(p.name, p.warmup_prompt))
+        job = Job(p.name or self.models.active or "", "enable")
+        return await self.models.procedure(job, self.models.enable(p.name, p.warmup_prompt))
 
     async def model_switch(self, p: SwitchParams, call: Call) -> dict[str, Any]:
-        return await self.models.procedure(self.models.switch(p.name))
+        return await self.models.procedure(Job(p.name, "switch"), self.models.switch(p.name))
 
     async def model_replace(self, p: ReplaceParams, call: Call) -> dict[str, Any]:
         fds = call.caller.fds
@@ -392,43 +407,40 @@ class Api:
         if name is None:
             raise ApiError("not_found", "no model is active; name one")
         check_name(name)
-        source: int | str | None = os.dup(fds[0]) if fds else self._digest(name, p.digest)
-        assert source is not None
-        return await self.models.procedure(self._replace(name, source, p, call))
+        digest = None if fds else self._digest(name, p.digest)
+        job = Job(name, "replacement", descriptor=os.dup(fds[0]) if fds else -1)
+        return await self.models.procedure(job, self._replace(job, digest, p, call))
 
     async def _replace(
-        self, name: str, source: int | str, p: ReplaceParams, call: Call
+        self, job: Job, digest: str | None, p: ReplaceParams, call: Call
     ) -> dict[str, Any]:
-        model = self.models.add(name)
+        model = self.models.add(job.model)
         try:
             report = await replace.run(
                 self.models,
                 model,
-                source,
+                job.descriptor if digest is None else digest,
                 call.tell,
+                job,
                 allow_layout_change=p.allow_layout_change,
                 serial=p.serial,
                 prompt=p.warmup_prompt,
             )
-            return {"model": name, "already": False, **report}
+            return {"model": job.model, "already": False, **report}
         finally:
-            if isinstance(source, int):
-                os.close(source)
             self._drop_empty(model)
 
     async def model_stage(self, p: NameParams, call: Call) -> dict[str, Any]:
         if len(call.caller.fds) != 1:
             raise ApiError("bad_request", "model.stage: give one file")
-        return await self.models.procedure(
-            self._stage(check_name(p.name), os.dup(call.caller.fds[0]), call)
-        )
+        job = Job(check_name(p.name), "staging", descriptor=os.dup(call.caller.fds[0]))
+        return await self.models.procedure(job, self._stage(job, call))
 
-    async def _stage(self, name: str, source: int, call: Call) -> dict[str, Any]:
-        model = self.models.add(name)
+    async def _stage(self, job: Job, call: Call) -> dict[str, Any]:
+        model = self.models.add(job.model)
         try:
-            return await replace.stage_only(self.models, model, source, call.tell)
+            return await replace.stage_only(self.models, model, job.descriptor, call.tell, job)
         finally:
-            os.close(source)
             self._drop_empty(model)
 
     def _drop_empty(self, model: Model) -> None:
@@ -442,17 +454,22 @@ class Api:
     async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
         if not fds:
             raise ApiError("bad_request", "model.replace: an attached program takes a file")
-        report: dict[str, Any] = await attached.replace(fds[0], p)
+        job = Job(attached.name, "replacement", descriptor=os.dup(fds[0]))
+        report: dict[str, Any] = await self.models.procedure(job, attached.replace(p, job))
         return {"model": attached.name, "already": False, **report}
 
     async def model_remove(self, p: LoadParams, call: Call) -> dict[str, Any]:
         digest = self._digest(p.name, p.digest)
-        await self.models.procedure(self.models.remove(p.name, digest))
+        job = self._at_once(p.name, "removal")
+        await self.models.procedure(job, self.models.remove(p.name, digest))
         return {"model": p.name, "digest": digest}
 
     async def model_rollback(self, p: MaybeName, call: Call) -> dict[str, Any]:
         model = self.models.named(p.name)
-        return await self.models.procedure(replace.rollback(self.models, model, call.tell))
+        job = Job(model.name, "rollback")
+        return await self.models.procedure(
+            job, replace.rollback(self.models, model, call.tell, job)
+        )
 
     # ---- requests ----
 
@@ -468,7 +485,7 @@ class Api:
         except asyncio.CancelledError:
             if self._running.get(number) is not None:
                 raise
-            raise ApiError("cancelled", f"request {number}: was cancelled") from None
+            raise ApiError("cancelled", f"request {number}: was cancelled; ask again") from None
         finally:
             self._running.pop(number, None)
 
@@ -521,11 +538,22 @@ class Api:
             raise ApiError("timeout", why)
 
     async def cancel(self, p: CancelParams, call: Call) -> dict[str, Any]:
+        job = self.models.jobs.get(p.id)
+        if job is not None:
+            return await self._cancel_job(job)
         task = self._running.pop(p.id, None)
         if task is None:
-            raise ApiError("not_found", f"request {p.id}: does not run; nothing to do")
+            raise ApiError("not_found", f"{p.id}: no such request or job runs; nothing to do")
         task.cancel()
         return {"request": p.id}
+
+    async def _cancel_job(self, job: Job) -> dict[str, Any]:
+        """The answer comes when it has cleaned up, so that another one may begin."""
+        if not job.cancel():
+            raise job.too_late()
+        if job.task is not None:
+            await asyncio.wait({job.task}, timeout=CLEAN_S)
+        return {"request": job.number, "model": job.model}
 
     async def kv_auto_reset(self, p: AutoResetParams, call: Call) -> dict[str, Any]:
         self.models.save(auto_reset_kv_cache=p.on, auto_reset_percent=p.percent)
@@ -541,14 +569,14 @@ class Api:
 
     async def events_follow(self, p: FollowParams, call: Call) -> dict[str, Any]:
         with self.hub.follow() as events:
-            last = 0
-            for event in self.hub.recent(p.after or 0):
+            recent, last = self.hub.recent(p.after or 0), self.hub.last
+            for event in recent:
                 await call.tell(event.as_dict())
-                last = event.seq
             if p.follow:
                 async for event in events:
                     if event.seq > last:
                         await call.tell(event.as_dict())
+                        last = event.seq
         return {"last": last}
 
     async def throttle_get(self, p: NoParams, call: Call) -> dict[str, Any]:

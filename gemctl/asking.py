@@ -7,6 +7,7 @@ its exit code.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -26,6 +27,7 @@ from gemrun import console
 
 WAIT_LOOK_S = 0.25  # between two looks at a probation
 WAIT_TELL_S = 10.0  # between two lines about it, where stderr is no terminal
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 Values = dict[str, Any]
 
 
@@ -281,6 +283,38 @@ def generate(
     with session.client() as client:
         found = client.call("generate", {**params, "stream": not session.json}, show)
     session.show(found, lambda _: "")
+    tell_cut(session, found, params["max_tokens"])
+
+
+def tell_cut(session: Session, found: Values, max_tokens: int) -> None:
+    """Say where an answer is shorter than was asked for; Refused where that is no success."""
+    count, finish = found["generated_tokens"], found["finish"]
+    after = f"after {count} token{'s' if count != 1 else ''}"
+    if finish == "deadline":
+        what = f"generate: the answer was cut off at its deadline, {after}"
+        raise Refused("timeout", f"{what}; give more --deadline-ms, or fewer --max-tokens")
+    if finish == "context_full":
+        session.say(f"gemctl: generate: the context is full {after}; --on-full slide goes on")
+    elif finish == "max_tokens" and count < max_tokens:
+        what = f"generate: the throttle has ended the answer {after}"
+        session.say(f"gemctl: {what}; see gemctl throttle")
+
+
+def cancel(session: Session, name: str | None) -> None:
+    """gemctl model cancel: what changes a model now ends."""
+    rows = session.ask("model.list")["models"]
+    jobs = {row["name"]: row["job"] for row in rows if row.get("job")}
+    if name is None and len(jobs) > 1:
+        wrong(f"model cancel: {', '.join(jobs)} are being changed; name one of them")
+    if name is not None and name not in [row["name"] for row in rows]:
+        raise Refused("not_found", f"{name}: no such model; see gemctl model list")
+    chosen = name if name is not None else next(iter(jobs), None)
+    if chosen is None or chosen not in jobs:
+        what = "no model is being changed" if name is None else f"{name}: is not being changed"
+        raise Refused("conflict", f"{what}; see gemctl model list")
+    job = jobs[chosen]
+    session.ask("cancel", id=job["id"])
+    session.show({"model": chosen, **job}, render.cancelled)
 
 
 # ---- the throttle ----
@@ -322,6 +356,9 @@ def bundle(session: Session, output: str) -> None:
     try:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
+        if error.errno in NO_ROOM:
+            what = f"{path}: {error.strerror}; free room on its disk, or name another file"
+            raise Refused("failed", f"{what} with --output") from None
         wrong(f"{path}: {error.strerror}; name another file with --output")
     session.show({"path": str(path)}, render.bundled)
 

@@ -19,6 +19,17 @@ COMPLETE = "_GEMCTL_COMPLETE"  # set by the script of `gemctl completion`
 def main(args: Sequence[str] | None = None, prog_name: str = "gemctl") -> None:
     """Run the command and exit the process."""
     words = list(sys.argv[1:] if args is None else args)
+    try:
+        _run(words, prog_name)
+    except KeyboardInterrupt:  # while modules are imported
+        from gemctl import session
+        from gemctl.client import Refused
+
+        stopped = Refused("cancelled", session.STOPPED)
+        sys.exit(session.end(stopped, session.wants_json(words)))
+
+
+def _run(words: list[str], prog_name: str) -> None:
     if COMPLETE in os.environ:
         from gemctl import completing
 

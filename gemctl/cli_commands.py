@@ -14,7 +14,7 @@ import click
 from gemctl import asking, kinds
 from gemctl.client import Refused
 from gemctl.kinds import MOST_ID, MOST_SEED, MOST_TOKENS, Number
-from gemctl.session import Session, end, take_options, wants_json
+from gemctl.session import STOPPED, Session, end, take_options, wants_json
 from gemctl.show import render
 from gemrun import console
 
@@ -45,6 +45,13 @@ class Gemctl(Asked):
         if ctx.obj is None:
             ctx.obj, args = take_options(args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The command; click would tell of Ctrl-C by an empty line first."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Refused("cancelled", STOPPED) from None
 
     def tell(self, code: Any, sentence: str) -> None:
         """An error that is none of the daemon's."""
@@ -319,6 +326,14 @@ def model_priority(session: Session, name: str, priority: int) -> None:
 def model_rollback(session: Session, name: str | None, wait: bool) -> None:
     """Back to the version before."""
     asking.roll_back(session, name, wait)
+
+
+@model.command("cancel")
+@MAYBE_NAME
+@pass_session
+def model_cancel(session: Session, name: str | None) -> None:
+    """End what changes a model now: a staging, a replacement, a load."""
+    asking.cancel(session, name)
 
 
 @model.command("clear")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SOCKET = "/run/gemctl/gemctl.sock"
 LINE_MOST = 1 << 22
+CANCEL_S = 30.0
+ENDED = "gemctld has ended; start it, and ask again"
 _PARTS = ("event", "error", "result")
 
 
@@ -66,10 +68,9 @@ class Client:
         fd: int | None = None,
     ) -> dict[str, Any]:
         """The result of a method; its events go to `on_event`. Raises Refused."""
-        line = json.dumps({"v": 1, "id": "1", "method": method, "params": params or {}})
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have refused us, and said why
-                self._send(line.encode("utf-8", "replace") + b"\n", fd)
+                self._send(_line_of("1", method, params), fd)
             while "event" in (reply := self._reply()):
                 if on_event is not None:
                     on_event(reply["event"])
@@ -77,12 +78,27 @@ class Client:
             raise Refused("timeout", f"{method}: no answer in time; try again") from None
         except OSError as error:
             what = f"connection: {error.strerror or error}"
-            reason = f"{what}; gemctld has ended; start it, and ask again"
-            raise Refused("unreachable", reason) from None
+            raise Refused("unreachable", f"{what}; {ENDED}") from None
         if "error" in reply:
             raise Refused(reply["error"]["code"], reply["error"]["message"])
         result: dict[str, Any] = reply["result"]
         return result
+
+    def cancel(self, job: str) -> Refused:
+        """End a job that `call` began and was interrupted in: how that went."""
+        self._sock.settimeout(CANCEL_S)
+        try:
+            self._send(_line_of("2", "cancel", {"id": job}), None)
+            while True:
+                reply = self._reply()
+                if reply.get("id") == "1" and "error" in reply:
+                    return Refused(reply["error"]["code"], reply["error"]["message"])
+                if reply.get("id") == "1" and "result" in reply:
+                    return Refused("cancelled", "stopped by SIGINT too late: it was done already")
+                if "error" in reply:
+                    return Refused("cancelled", reply["error"]["message"])
+        except (OSError, Refused):
+            return Refused("cancelled", "stopped by SIGINT; see gemctl model list")
 
     def _send(self, data: bytes, fd: int | None) -> None:
         if fd is None:
@@ -100,7 +116,7 @@ class Client:
             reply = json.loads(self._line())
             known: dict[str, Any] = {key: reply[key] for key in _PARTS if key in reply}
             if known:
-                return known
+                return {**known, "id": reply.get("id")}
         raise Refused("internal", "connection: no gemctld answers there; name its --socket")
 
     def _line(self) -> bytes:
@@ -113,11 +129,29 @@ class Client:
         return line
 
 
+def _line_of(number: str, method: str, params: dict[str, Any] | None) -> bytes:
+    """A request."""
+    line = json.dumps({"v": 1, "id": number, "method": method, "params": params or {}})
+    return line.encode("utf-8", "replace") + b"\n"
+
+
+def _group_of(path: str) -> str:
+    """The group that may connect, by name; "" where that is nobody's or cannot be seen."""
+    import grp
+
+    try:
+        number = os.stat(path).st_gid  # noqa: PTH116  (pathlib would take longer than the rest)
+        return grp.getgrgid(number).gr_name if number else ""
+    except (OSError, KeyError):
+        return ""
+
+
 def _no_daemon(path: str, error: OSError) -> Refused:
     """Why a connection could not be made, and what helps."""
     if isinstance(error, PermissionError):
-        reason = f"{path}: you may not; use sudo, or join the group gemctl and log in again"
-        return Refused("forbidden", reason)
+        group = _group_of(path)
+        more = f", or join the group {group} and log in again" if group else ""
+        return Refused("forbidden", f"{path}: you may not; use sudo{more}")
     if isinstance(error, (TimeoutError, BlockingIOError)):  # too many wait before us
         return Refused("timeout", f"{path}: gemctld takes no connection; see its log")
     reason = f"{path}: no daemon ({error.strerror or error}); start gemctld, or name its --socket"

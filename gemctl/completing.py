@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from gemctl.client import Client, Refused
 from gemctl.session import ANYWHERE, Session, take_options
+from gemctl.show import render
 
 WAIT_S = 0.1  # for the daemon: somebody has pressed a key
 SOURCES = ("hwmon:", "iio:", "file:", "mqtt:")
@@ -145,8 +146,8 @@ def digests(ctx: click.Context, incomplete: str) -> list[Item[str]]:
         status = _ask(ctx, "model.status", **({"name": name} if name else {}))
         for version in status["present"]:
             digest = version["digest"]
-            marks = [key for key in ("current", "previous") if status[key] == digest]
+            marks = render.mark(status, digest)
             if digest.startswith(incomplete):
                 short = digest[: max(12, len(incomplete))]
-                found.append(Item(short, help=" ".join(marks) or "in the store"))
+                found.append(Item(short, help=marks or "in the store"))
     return found

@@ -154,7 +154,7 @@ class Daemon:
         loading = asyncio.create_task(self._boot(boot))
         await self.stop.wait()
         notify("STOPPING=1")
-        await self._end([loading, *tasks])
+        await self._end(front, [loading, *tasks])
 
     async def _guard(self, job: Coroutine[Any, Any, None], optional: bool = False) -> None:
         """A part that ends by itself is told, and the daemon with it: systemd starts it again."""
@@ -168,9 +168,12 @@ class Daemon:
         if not optional:
             self.stop.set()
 
-    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _end(self, front: server.Server, tasks: list[asyncio.Task[None]]) -> None:
+        front.turn_away()
         with contextlib.suppress(TimeoutError):
             await waiting.within(STOP_S, self.models.stop())
+        self.hub.close()  # who follows events gets the number of the last one
+        await front.goodbye()
         for program in self.attached.values():
             await program.channel.close()
         if self.bridge is not None:  # it ends by itself: its last word is "offline"

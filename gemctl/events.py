@@ -38,7 +38,8 @@ class EventHub:
     def __init__(self, clock: Callable[[], float] = time.time, kept: int = KEPT) -> None:
         self._clock = clock
         self._kept: deque[Event] = deque(maxlen=kept)
-        self._queues: set[asyncio.Queue[Event]] = set()
+        self._queues: set[asyncio.Queue[Event | None]] = set()  # None: there is no more
+        self._closed = False
         self._seq = 0
 
     def publish(self, kind: str, **fields: Any) -> Event:
@@ -46,11 +47,25 @@ class EventHub:
         self._seq += 1
         event = Event(self._seq, self._clock(), kind, fields)
         self._kept.append(event)
+        if not self._closed:
+            self._hand_out(event)
+        return event
+
+    def _hand_out(self, event: Event | None) -> None:
         for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
-        return event
+
+    def close(self) -> None:
+        """Followers end once they have what came so far; there are no others later."""
+        self._closed = True
+        self._hand_out(None)
+
+    @property
+    def last(self) -> int:
+        """Number of the newest event; 0 before the first."""
+        return self._seq
 
     def recent(self, after: int = 0) -> list[Event]:
         """Events still kept whose number is above `after`."""
@@ -58,8 +73,10 @@ class EventHub:
 
     @contextmanager
     def follow(self) -> Iterator[AsyncIterator[Event]]:
-        """An endless iterator over events from now on."""
-        queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
+        """An iterator over events from now on, until the hub is closed."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(WAITING)
+        if self._closed:
+            queue.put_nowait(None)
         self._queues.add(queue)
         try:
             yield _drain(queue)
@@ -67,6 +84,6 @@ class EventHub:
             self._queues.discard(queue)
 
 
-async def _drain(queue: asyncio.Queue[Event]) -> AsyncIterator[Event]:
-    while True:
-        yield await queue.get()
+async def _drain(queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
+    while (event := await queue.get()) is not None:
+        yield event

@@ -40,7 +40,7 @@ def answer(args: Sequence[str]) -> int | None:
     except Refused as error:
         return session.end(error, as_json)
     except KeyboardInterrupt:
-        return session.end(Refused("cancelled", "stopped by SIGINT; start it again"), as_json)
+        return session.end(Refused("cancelled", session.STOPPED), as_json)
     return _write(json.dumps(found) if asked.json else _text(found, line[1]))
 
 

@@ -16,7 +16,6 @@ import pwd
 import select
 import socket
 import stat
-import struct
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from typing import Any
 from gemctl import strict, waiting
 from gemctl.config import DaemonConfig
 from gemctl.errors import ApiError
+from gemctl.peers import groups_of, peer_of
+from gemctl.serve.jobs import stopped
 from gemctl.service import Caller, Service
 from gemctl.wording import remedy
 
@@ -38,6 +39,8 @@ SEND_S = 10.0  # a peer that does not read for so long is gone
 VERSION = 1
 KEYS = ("v", "id", "method", "params")  # of a request
 KEPT_FREE = 4  # connections that are kept for root and the daemon's own user
+GOODBYE_S = 2.0  # at the end: for the last replies, of which each peer has to take its own
+READY_S = 0.5  # and of that for requests that end by themselves
 
 
 @dataclass(frozen=True)
@@ -102,16 +105,23 @@ def _group(name: str) -> int | None:
     return None
 
 
-def permissions(uid: int, gid: int, config: DaemonConfig) -> tuple[bool, bool]:
-    """(may read, may write) of a user by the groups it is in."""
+def permissions(
+    uid: int, gid: int, config: DaemonConfig, groups: set[int] | None = None
+) -> tuple[bool, bool]:
+    """(may read, may write) of a user by the groups that its process is in; by the user database
+    where the kernel does not know them."""
     if uid in (0, os.geteuid()):
         return True, True
+    found = _groups_of_user(uid, gid) if groups is None else {gid, *groups}
+    write = _group(config.write_group) in found
+    return write or _group(config.read_group) in found, write
+
+
+def _groups_of_user(uid: int, gid: int) -> set[int]:
     try:
-        groups = set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
+        return set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
     except KeyError:  # a user of a container, without a name here
-        groups = {gid}
-    write = _group(config.write_group) in groups
-    return write or _group(config.read_group) in groups, write
+        return {gid}
 
 
 def _receive(connection: socket.socket, limit: int) -> tuple[bytes, list[int]]:
@@ -144,6 +154,8 @@ class Connection:
         self._fds: list[int] = []
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Future[bool]] = set()
+        self._leaving = False
         self.handed_over = False
 
     async def run(self) -> None:
@@ -159,8 +171,24 @@ class Connection:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._writes and self._leaving:
+                await asyncio.wait(self._writes, timeout=GOODBYE_S)
+            for writing in self._writes:
+                writing.cancel()
             if not self.handed_over:
                 self._sock.close()
+
+    async def leave(self) -> None:
+        """The daemon ends: requests end by themselves, or are answered by `cancelled`."""
+        self._leaving = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=READY_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._writes:
+            await asyncio.wait(self._writes)
 
     async def _finish(self) -> None:
         """A peer that only stopped writing still gets its answers; one that is gone gets none."""
@@ -230,6 +258,9 @@ class Connection:
         if request["method"] == "attach":
             _close_all(fds)
             return await self._hand_over(request)
+        if self._leaving:
+            _close_all(fds)
+            return await self._error(request["id"], stopped())
         if len(self._tasks) >= REQUESTS_MOST:
             _close_all(fds)
             busy = ApiError("busy", f"connection: {REQUESTS_MOST} requests run; wait for one")
@@ -270,12 +301,18 @@ class Connection:
                 raise ApiError("cancelled", "the caller is gone; ask again")
 
         caller = Caller(self._caller.name, self._caller.may_write, "unix", tuple(fds))
+        answered = False
         try:
             params = request.get("params", {})
             result = await self._service.call(request["method"], params, caller, emit)
+            answered = True
             await self._send({"v": VERSION, "id": number, "result": result})
         except ApiError as error:
             await self._error(number, error)
+        except asyncio.CancelledError:
+            if answered or not self._leaving:
+                raise
+            await self._error(number, stopped())
         finally:
             _close_all(fds)
 
@@ -283,23 +320,36 @@ class Connection:
         return await self._send({"v": VERSION, "id": number, "error": error.as_dict()})
 
     async def _send(self, message: dict[str, Any]) -> bool:
-        """False: the peer is gone, or does not read."""
+        """False: the peer is gone, or does not read. A line that has begun is ended, whatever
+        becomes of its request meanwhile: the next one would not be understood."""
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        if not self._writes:  # mostly there is room, and nothing has to wait
+            try:
+                line = line[self._sock.send(line) :]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:  # seen by who reads, too
+                self._give_up()
+                return False
+            if not line:
+                return True
+        writing = asyncio.ensure_future(self._write(line))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        return await asyncio.shield(writing)
+
+    async def _write(self, line: bytes) -> bool:
         try:
             async with self._sending:
                 await waiting.within(SEND_S, self._loop.sock_sendall(self._sock, line))
         except (TimeoutError, OSError):
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
+            self._give_up()
             return False
         return True
 
-
-def peer_of(sock: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the process at the other end."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", raw)
-    return pid, uid, gid
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 def _is_served(path: Path) -> bool:
@@ -351,23 +401,46 @@ class Server:
         self._service = service
         self._doors = doors
         self._tasks: dict[asyncio.Task[None], int] = {}  # each with its peer's user
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._left = asyncio.Event()  # the last replies are out
 
     async def run(self) -> None:
-        """Accept connections until cancelled; then close all of them."""
-        loop = asyncio.get_running_loop()
+        """Accept connections until `turn_away`, serve them until `goodbye`, or until cancelled."""
+        self._accepting = asyncio.create_task(self._accept())
         try:
-            while True:
-                try:
-                    peer, _ = await loop.sock_accept(self._sock)
-                except OSError:  # no descriptor is left: those that end give one back
-                    await asyncio.sleep(0.1)
-                    continue
-                self._welcome(peer)
+            await asyncio.wait({self._accepting})
+            if not self._accepting.cancelled():
+                self._accepting.result()  # a fault: nothing else ends it
+            await self._left.wait()
         finally:
+            self._accepting.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(self._sock)
+            except OSError:  # no descriptor is left: those that end give one back
+                await asyncio.sleep(0.1)
+                continue
+            self._welcome(peer)
+
+    def turn_away(self) -> None:
+        """The daemon ends: who comes now waits for the next one, where systemd listens for it."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    async def goodbye(self) -> None:
+        """Let every request have its last reply, for GOODBYE_S at most, and end."""
+        leaving = [connection.leave() for connection in self._connections.values()]
+        with contextlib.suppress(TimeoutError):
+            await waiting.within(GOODBYE_S, asyncio.gather(*leaving, return_exceptions=True))
+        self._left.set()
 
     def _welcome(self, peer: socket.socket) -> None:
         peer.setblocking(False)
@@ -376,7 +449,7 @@ class Server:
         except OSError:
             peer.close()
             return
-        read, write = permissions(uid, gid, self._config)
+        read, write = permissions(uid, gid, self._config, groups_of(peer))
         refusal = self._refusal(uid, read)
         if refusal is not None:
             reply = {"v": VERSION, "id": "", "error": refusal.as_dict()}
@@ -388,7 +461,12 @@ class Server:
         connection = Connection(peer, self._service, caller, self._doors)
         task = asyncio.create_task(connection.run())
         self._tasks[task] = uid
-        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        self._connections[task] = connection
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._connections.pop(task, None)
 
     def _refusal(self, uid: int, read: bool) -> ApiError | None:
         """Why a peer is turned away. No user can keep all others out, least of all root."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 
-from gemctl.client import Client, Refused, socket_path
+from gemctl.client import ENDED, Client, Refused, socket_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 30.0  # of a daemon that is well
 WORK_S = 3600.0  # without a word: the copy of a large model to a slow disk
+STOPPED = "stopped by SIGINT; start it again"
 # Options that may stand anywhere in the line -> their value's name, and what they are for.
 ANYWHERE = {
     "--socket": ("PATH", "of gemctld"),
@@ -83,26 +85,54 @@ class Session:
 
     def say(self, line: str, end: str = "\n") -> None:
         """For people, on stderr; nothing with --json."""
-        import click
-
         if not self.json:
-            with contextlib.suppress(OSError):  # who does not listen changes nothing
-                click.echo(line + end, err=True, nl=False)
+            tell(line + end)
 
     def stream(self, method: str, text: Show, **params: Any) -> None:
         """Print events as they come, however long none comes."""
         with self.client(None) as client:
             try:
                 client.call(method, given(params), lambda event: self.show(event, text))
-            except KeyboardInterrupt:  # the usual end of following
-                return
+            except KeyboardInterrupt:
+                if params.get("follow"):  # its usual end
+                    return
+                raise
+        if params.get("follow"):
+            raise Refused("unreachable", f"connection: {ENDED}")
 
     def watch(
         self, method: str, part: Show, fd: int | None = None, **params: Any
     ) -> dict[str, Any]:
-        """Show the parts of a long action on stderr; its result."""
+        """Show the parts of a long action on stderr; its result. Ctrl-C ends it at the daemon's
+        too, where it is not too late for that; which of the two, the error says."""
+        job = ""
+
+        def hear(event: dict[str, Any]) -> None:
+            nonlocal job
+            if "job" in event:
+                job = event["job"]
+            else:
+                self.say(part(event))
+
         with self.client() as client:
-            return client.call(method, given(params), lambda event: self.say(part(event)), fd)
+            try:
+                return client.call(method, given(params), hear, fd)
+            except KeyboardInterrupt:
+                if not job:
+                    raise
+                raise client.cancel(job) from None
+
+
+def tell(text: str) -> None:
+    """Onto stderr. One that takes nothing changes nothing, also not the exit code: what it did not
+    take goes nowhere, or Python would fail with it at its end."""
+    if sys.stderr is None:
+        return
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def given(params: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +197,7 @@ def end(error: Refused, as_json: bool) -> int:
     """Tell an error; its exit code."""
     from gemctl.codes import EXIT_CODES
 
-    with contextlib.suppress(OSError, ValueError):  # nobody can be told: the code says it
-        print(error_text(error, as_json), file=sys.stderr, flush=True)
+    asked = error.code == "cancelled" and not as_json and sys.stderr is not None
+    before = "\n" if asked and sys.stderr.isatty() else ""  # behind the terminal's ^C
+    tell(f"{before}{error_text(error, as_json)}\n")
     return EXIT_CODES.get(error.code, 8)

@@ -7,8 +7,8 @@ it waits for is done; a task that was told to end then goes on. This one does no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -36,3 +36,16 @@ async def ended(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """As asyncio.to_thread, but a cancellation waits until the thread has ended: nothing that it
+    works on is taken away under it. Who cancels tells it to stop, by means of its own."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # nobody is there to be told
+        raise

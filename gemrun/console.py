@@ -74,6 +74,8 @@ def _silence(stream: TextIO) -> None:
 
 def say(sentence: str) -> None:
     """One line on stderr, as far as it takes one."""
+    if sys.stderr is None:
+        return
     try:
         print(sentence, file=sys.stderr, flush=True)
     except OSError:

@@ -3,6 +3,7 @@
 damaged(data, "cut", rng)       bytes that are no artifact any more
 wrong_vector(data, rng)         sound by every checksum, but a stored answer is another
 forged("borrowed", ..)          signatures that do not hold
+inflated(path, target, size)    sound in front, and so large that its copy takes a while
 Wrapped(folder)                 an engine that fails for the versions that a test names
 hdf(folder, "gate-1", arch)     a board of one's own, to compile for
 """
@@ -18,7 +19,17 @@ from pathlib import Path
 from daemon import ROOT, gemrun_path
 from fuzz.mutate import find, reseal, section_range
 from gemrun.format.reader import read_artifact
-from gemrun.format.spec import TestVector, size_of
+from gemrun.format.spec import (
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    TABLE_OFFSET,
+    Header,
+    Section,
+    TestVector,
+    fourcc,
+    size_of,
+)
+from gemrun.format.writer import seal_header
 
 DAMAGED = ("cut", "longer", "bit", "zeros", "noise", "empty", "head")
 WORKERS = ("crash", "exit", "hang", "garbage")
@@ -115,3 +126,21 @@ def hdf(folder: Path, board: str, arch: str) -> Path:
     path = folder / f"{board}-{arch}.toml"
     path.write_text(text.replace(f'board = "{generic}"', f'board = "{board}"'), encoding="utf-8")
     return path
+
+
+def inflated(path: Path, target: Path, size: int) -> None:
+    """An artifact whose weights have `size` more bytes, all zero and none on the disk: by its
+    header and section table sound, and copied as slowly as a large one."""
+    image = path.read_bytes()
+    header = Header.unpack(image)
+    end = TABLE_OFFSET + ENTRY_SIZE * header.section_count
+    table = bytearray(image[TABLE_OFFSET:end])
+    last = len(table) - ENTRY_SIZE
+    weights = Section.unpack(table, last)
+    assert weights.type == fourcc("WHOT")
+    whole = weights.size + size
+    table[last:] = replace(weights, size=whole, mem_size=whole).pack()
+    sealed = seal_header(replace(header, file_size=header.file_size + size), bytes(table))
+    with target.open("wb") as stream:
+        stream.write(sealed.pack() + image[HEADER_SIZE:TABLE_OFFSET] + table + image[end:])
+        stream.truncate(header.file_size + size)

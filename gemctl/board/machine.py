@@ -51,7 +51,8 @@ def prefault(
             slept += time.monotonic() - waited
             _bring(mapped, at, min(PIECE, size - at))
             due = started + slept + (at + PIECE) / (mbps * 1e6)
-            time.sleep(max(0.0, due - time.monotonic()))
+            while (left := due - time.monotonic()) > 0 and not stopping():
+                time.sleep(min(left, LOOK_S))
     return size
 
 

@@ -15,7 +15,8 @@ JSON lines on a Unix socket; one request a line, one answer a line:
 A caller names no path: files and ranges come from the machine. A cap only ever lowers a clock. It
 ends with its connection, LEASE_S after the connection's last message, and with this process; what
 was there before stands in `saved.json` beside the socket before the first write, so that the next
-start mends what a crash left behind. Only the standard library: this process stays small.
+start mends what a crash left behind. Nothing but the standard library and peers.py: this process
+stays small.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ import re
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -41,6 +41,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemctl.peers import groups_of, peer_of
+
 LEASE_S = 30.0
 MAX_LINE = 4096
 MAX_CLIENTS = 4
@@ -48,7 +50,6 @@ BURST, PER_S = 20.0, 10.0  # messages of a connection
 MAX_REFUSED = 100  # messages above the rate, then the connection ends
 RETRY_S = 5.0  # between two attempts to undo what could not be undone
 NVPMODEL_S = 20.0
-SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
 NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 VERBS: dict[str, dict[str, bool]] = {  # field -> is it needed
     "cap_cpu": {"khz": True, "policy": False},
@@ -527,15 +528,8 @@ class Helper:
 
 def peer(link: socket.socket) -> tuple[int, int, set[int]]:
     """(process, user, groups) of the other end, as the kernel knows them."""
-    size = struct.calcsize("3i")
-    process, user, group = struct.unpack(
-        "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    groups = {group}
-    with contextlib.suppress(OSError):
-        raw = link.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 1024)
-        groups |= set(struct.unpack(f"{len(raw) // 4}I", raw[: len(raw) // 4 * 4]))
-    return process, user, groups
+    process, user, group = peer_of(link)
+    return process, user, {group, *(groups_of(link) or ())}
 
 
 class Server:

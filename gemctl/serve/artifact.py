@@ -20,7 +20,7 @@ from gemctl import waiting
 from gemctl.config import ModelsConfig
 from gemctl.errors import ApiError
 from gemrun.format import spec
-from gemrun.format.codes import FormatError
+from gemrun.format.codes import Code, FormatError
 from gemrun.format.spec import ENTRY_SIZE, HEADER_SIZE, MAGIC, Header, Section, fourcc
 
 INSPECT_S = 600.0  # a large file on a slow disk
@@ -62,11 +62,16 @@ def declared(path: Path) -> Declared:
     """The header's figures. Raises ApiError("refused")."""
     try:
         with path.open("rb") as stream:
-            header = Header.unpack(stream.read(HEADER_SIZE))
+            head = stream.read(HEADER_SIZE)
+            size = os.fstat(stream.fileno()).st_size
+        if not head.startswith(MAGIC):
+            raise FormatError(Code.MAGIC, "no header of an artifact")
+        header = Header.unpack(head)
+        if header.file_size != size:
+            what = f"it has {size} bytes, its header says {header.file_size}"
+            raise FormatError(Code.SIZE, what)
     except UNREADABLE as error:
-        raise ApiError("refused", f"{path.name}: no header: {error}; stage it again") from None
-    if header.magic != MAGIC:
-        raise ApiError("refused", f"{path.name}: not a .gembin file; give one that gemmake made")
+        raise _damaged(path, error) from None
     return Declared(
         header.ram_total,
         header.ram_weights,
@@ -81,7 +86,17 @@ def thermal(path: Path) -> Thermal:
     try:
         return _thermal(path)
     except UNREADABLE as error:
-        raise ApiError("refused", f"{path.name}: damaged: {error}; stage it again") from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ApiError:
+    """A version of the store that is not what it was, in our words and not in Python's."""
+    reason = "it is cut short"
+    if isinstance(error, OSError):
+        reason = error.strerror or "it cannot be read"
+    elif isinstance(error, FormatError):
+        reason = str(error)
+    return ApiError("refused", f"version {path.stem[:12]}: damaged: {reason}; stage it again")
 
 
 def _thermal(path: Path) -> Thermal:

@@ -17,8 +17,9 @@ from gemctl import waiting
 from gemctl.config import ModelsConfig
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.serve import artifact
+from gemctl.serve import artifact, candidate
 from gemctl.serve.channel import Channel, error_of
+from gemctl.serve.jobs import Job
 from gemctl.serve.slot import Pace
 from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.store import Staged, Store
@@ -100,25 +101,18 @@ class Attached:
         self.figures["enabled"] = True
         return {"model": self.name, "attached": True}
 
-    async def replace(self, descriptor: int, p: ReplaceParams) -> dict[str, Any]:
-        """Stage and verify a file here, then let the program open it from the store."""
-        copy = os.dup(descriptor)
-        try:
-            staged = await asyncio.to_thread(
-                self._store.stage,
-                self.name,
-                copy,
-                size_most=self._config.size_most_bytes,
-                pace=CopyPace(),
-            )
-        finally:
-            os.close(copy)
+    async def replace(self, p: ReplaceParams, job: Job) -> dict[str, Any]:
+        """Stage and verify a job's file here, then let the program open it from the store."""
+        staged = await self._stage(job)
         path = self._store.path(self.name, staged.digest)
         try:
+            job.begin("verify")
             await artifact.inspect(self.name, path, self._config, self._root)
+            job.settle()  # the program does the rest, whoever listens
         except BaseException:
             await asyncio.to_thread(self._drop, staged)
             raise
+        job.begin("hand over")
         try:
             answer = await self._hand_over(path, staged.digest, p)
         except ApiError as error:
@@ -131,6 +125,25 @@ class Attached:
         times = {key: value for key, value in answer.items() if key not in ("event", "id")}
         self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
         return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}
+
+    async def _stage(self, job: Job) -> Staged:
+        """Into the store, as far as it is an artifact. Raises ApiError."""
+        made: list[Staged] = []
+        most = self._config.size_most_bytes
+        pace = CopyPace(cancelled=job.stop.is_set, progress=job.progress)
+
+        def copy() -> None:
+            candidate.check(self.name, job.descriptor, most)
+            made.append(self._store.stage(self.name, job.descriptor, size_most=most, pace=pace))
+
+        job.begin("stage")
+        try:
+            await waiting.in_thread(copy)
+        except BaseException:
+            for staged in made:
+                await asyncio.to_thread(self._drop, staged)
+            raise
+        return made[0]
 
     def _drop(self, staged: Staged) -> None:
         """Nobody needs a file that was refused; what was in the store before stays."""

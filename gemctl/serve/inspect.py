@@ -84,8 +84,12 @@ def main() -> None:
     """Print the answer; every expected failure is one."""
     try:
         answer = run(json.loads(sys.argv[1]))
-    except (ApiError, FormatError, OSError) as error:
-        answer = {"error": getattr(error, "message", None) or str(error)}
+    except ApiError as error:
+        answer = {"error": error.message}
+    except FormatError as error:
+        answer = {"error": str(error)}
+    except OSError as error:
+        answer = {"error": f"the file cannot be read: {error.strerror}; check the disk"}
     print(json.dumps(answer))
 
 

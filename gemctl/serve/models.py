@@ -20,7 +20,8 @@ from gemctl.config import Config
 from gemctl.core import policy, slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
-from gemctl.serve import artifact
+from gemctl.serve import artifact, jobs
+from gemctl.serve.jobs import Job, reason_of
 from gemctl.serve.pacing import Pacing
 from gemctl.serve.slot import UNAVAILABLE, Model, Pace, Slot, found_bad, unavailable
 from gemctl.serve.turns import Turns
@@ -28,7 +29,7 @@ from gemctl.serve.worker import Worker
 from gemctl.show.history import History
 from gemctl.show.metrics import Metrics
 from gemctl.store.state import State, StateFile, with_model, without_model
-from gemctl.store.store import Store, check_name
+from gemctl.store.store import Store, Versions, check_name
 
 __all__ = ["Model", "Models", "Pace"]
 OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
@@ -64,7 +65,7 @@ class Models:
         self.max_new_tokens: int | None = None
         found = state.load()
         self.state, self.state_warnings = found.state, found.warnings
-        self.jobs: set[asyncio.Task[Any]] = set()  # procedures; they outlive who asked for them
+        self.jobs: dict[str, Job] = {}
         self.stopping = threading.Event()  # for what works in a thread
 
     # ---- names ----
@@ -97,10 +98,50 @@ class Models:
         """A model by name, or the active one."""
         chosen = name or self.active
         if chosen is None:
-            some = bool(self.store.names())
-            remedy = "gemctl switch-model NAME" if some else "gemctl model replace FILE"
-            raise ApiError("not_found", f"no model is active; name one, or {remedy}")
+            raise ApiError("not_found", f"no model is active; name one, or {self._first_remedy()}")
         return self.model(chosen)
+
+    def _first_remedy(self) -> str:
+        """What to type so that a model answers where none is active."""
+        names = self.store.names()
+        good = [name for name in names if self.loadable(name)]
+        if good:
+            return f"gemctl switch-model {good[0] if len(good) == 1 else 'NAME'}"
+        staged = [name for name in names if self.untried(name)]
+        return self.remedy(staged[0]) if staged else "gemctl model replace FILE"
+
+    def loadable(self, name: str) -> bool:
+        """Whether a load by name alone finds a version: a good one, or one on probation."""
+        return self.on_trial_digest(name) is not None or self.stored(name).current is not None
+
+    def on_trial_digest(self, name: str) -> str | None:
+        """The version of a model whose probation is written down."""
+        trial = self.state.trial
+        return trial.digest if trial is not None and trial.name == name else None
+
+    def stored(self, name: str) -> Versions:
+        """What the store has of a model; nothing where it does not know the name."""
+        try:
+            return self.store.versions(name)
+        except ApiError as error:
+            if error.code != "not_found":
+                raise
+            return Versions(name, None, None, (), (), ())
+
+    def untried(self, name: str) -> list[str]:
+        """Versions that were staged and have not been tried."""
+        found, model = self.stored(name), self.models.get(name)
+        judged = {*found.good, *(digest for digest, _ in found.bad), self.on_trial_digest(name)}
+        judged |= model.passed if model is not None else set()
+        return [version.digest for version in found.present if version.digest not in judged]
+
+    def remedy(self, name: str) -> str:
+        """What to type so that a model without a good version gets one."""
+        left = self.untried(name)
+        if not left:
+            return f"gemctl model replace FILE --name {name}"
+        digest = left[0][:12] if len(left) == 1 else "DIGEST"
+        return f"gemctl model replace --name {name} --digest {digest}"
 
     def save(self, **changes: Any) -> None:
         """Change the wanted state and keep it. Raises ApiError where the disk takes nothing."""
@@ -138,23 +179,41 @@ class Models:
             if self.active is None:
                 self.save(active=name)
 
-    async def procedure(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a change to its end, even if who asked for it goes away meanwhile."""
-        task = asyncio.create_task(work)
-        self.jobs.add(task)
-        task.add_done_callback(self._job_ended)
-        return await asyncio.shield(task)
+    async def procedure(self, job: Job, work: Coroutine[Any, Any, R]) -> R:
+        """Carry out a job. Where who asked goes away it ends early, or, past its point of no
+        return, goes on to its end. Raises ApiError, "cancelled" among them."""
+        if self.stopping.is_set():
+            work.close()
+            job.close()
+            raise jobs.stopped()
+        job.task = task = asyncio.create_task(job.carry_out(work))
+        self.jobs[job.number] = job
+        task.add_done_callback(lambda _: self._job_ended(job, work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # before its first step
+                raise job.refusal() from None
+            if not task.done() and not job.cancel(jobs.GONE):
+                raise job.too_late() from None
+            raise
 
-    def _job_ended(self, task: asyncio.Task[Any]) -> None:
-        self.jobs.discard(task)
-        if not task.cancelled():
-            task.exception()  # it was told to who asked, or nobody is there to be told
+    def _job_ended(self, job: Job, work: Coroutine[Any, Any, Any]) -> None:
+        del self.jobs[job.number]
+        work.close()  # where it never began
+        job.close()
+        if job.task is not None and not job.task.cancelled():
+            job.task.exception()  # it was told to who asked, or nobody is there to be told
+
+    def job_of(self, name: str) -> Job | None:
+        """The job that changes a model now."""
+        return next((job for job in self.jobs.values() if job.model == name), None)
 
     @contextlib.contextmanager
     def changing(self, model: Model, what: str) -> Any:
         """One procedure at a time changes a model."""
         if model.busy:
-            raise ApiError("conflict", f"{model.name}: {model.busy} is under way; wait for its end")
+            raise ApiError("busy", f"{model.name}: {model.busy} is under way; wait for its end")
         model.busy = what
         try:
             yield
@@ -328,14 +387,12 @@ class Models:
         return model
 
     async def _load(self, model: Model, digest: str | None, prompt: str | None) -> None:
-        versions, trial = self.store.versions(model.name), self.state.trial
-        on_trial = trial.digest if trial is not None and trial.name == model.name else None
+        versions, on_trial = self.store.versions(model.name), self.on_trial_digest(model.name)
         wanted = digest or on_trial or versions.current
         if wanted is None:
-            raise ApiError(
-                "not_found",
-                f"{model.name}: no good version; gemctl model replace FILE --name {model.name}",
-            )
+            untried = self.untried(model.name)
+            what = "no version of it has been tried" if untried else "no good version"
+            raise ApiError("not_found", f"{model.name}: {what}; {self.remedy(model.name)}")
         if wanted in {bad for bad, _ in versions.bad}:
             raise found_bad(model.name, wanted)
         proven = wanted in versions.good
@@ -378,7 +435,7 @@ class Models:
             model.current = None
             await self.stop_worker(slot)
             with contextlib.suppress(ApiError):
-                slot.move("fail", str(error))
+                slot.move("fail", reason_of(error))
             raise
         self.activate(slot, cause)
         return slot
@@ -459,8 +516,12 @@ class Models:
                 return {"model": model.name, "ms": 0.0}
             if state not in ("disabled", "empty"):
                 raise unavailable(model.name, state)
-            model.current = None
-            await self._load(model, digest, prompt)
+            before, model.current = model.current, None
+            try:
+                await self._load(model, digest, prompt)
+            except BaseException:
+                model.current = model.current or before  # it stays disabled
+                raise
             with self._kept(model.name, "is enabled"):
                 self.want(model.name, enabled=True)
         return {"model": model.name, "ms": (self.clock() - started) * 1e3}
@@ -597,8 +658,7 @@ class Models:
         tokens again, and those that were sent already are not sent twice.
         """
         if self._given_up(model):
-            state = model.current.state if model.current is not None else "empty"
-            raise unavailable(model.name, state)
+            raise self._unavailable(model)
         sent = 0
         digest = ""
         for attempt in range(RETRIES + 1):
@@ -616,6 +676,8 @@ class Models:
                         yield event
                     return
                 except ApiError as error:
+                    if self.stopping.is_set():  # nothing is wrong with the model
+                        raise jobs.stopped() from None
                     died = error.code == "failed" and not (engine.worker and engine.worker.alive)
                     engine.failures += error.code == "failed"  # the caller's mistakes are not its
                     if not died or attempt == RETRIES or self._given_up(model):
@@ -624,6 +686,13 @@ class Models:
                         raise
                 finally:
                     asyncio.get_running_loop().call_soon(self.pacing.turns_changed)
+
+    def _unavailable(self, model: Model) -> ApiError:
+        """Why a model that nobody loads does not answer, and what to type."""
+        state = model.current.state if model.current is not None else "empty"
+        if state == "empty" and not self.loadable(model.name) and self.untried(model.name):
+            return ApiError("conflict", f"{model.name}: is not loaded; {self.remedy(model.name)}")
+        return unavailable(model.name, state)
 
     def _given_up(self, model: Model) -> bool:
         """Whether nobody is about to load it: then nobody waits for it either."""
@@ -688,12 +757,17 @@ class Models:
     async def stop(self) -> None:
         """End every worker at once; requests in flight fail, and may be sent again."""
         self.stopping.set()
-        for job in list(self.jobs):
-            job.cancel()
-        await asyncio.gather(*self.jobs, return_exceptions=True)
+        for model in self.models.values():
+            model.turns.serve(None)
+            model.turns.close(jobs.stopped())
+        under_way = list(self.jobs.values())
+        for job in under_way:
+            job.cut(jobs.ENDS)
+        tasks = [job.task for job in under_way if job.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
         for model in self.models.values():
             await self.end_probation(model)
             model.turns.serve(None)
-            model.turns.fail(ApiError("cancelled", "gemctld stops; send the request again"))
+            model.turns.close(jobs.stopped())
             for slot in model.slots():
                 await self.stop_worker(slot)

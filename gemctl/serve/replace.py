@@ -28,12 +28,14 @@ from gemctl import waiting
 from gemctl.board import machine
 from gemctl.core import policy
 from gemctl.errors import ApiError, of_system
-from gemctl.serve import artifact, hooks
+from gemctl.serve import artifact, candidate, hooks
+from gemctl.serve.jobs import Job, reason_of
 from gemctl.serve.models import Models
 from gemctl.serve.slot import Model, Slot, found_bad
 from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.copying import digest_of, source_of
 from gemctl.store.state import begin_trial, end_trial, with_model
+from gemctl.store.store import Staged
 
 PROBATION_LOOK_S = 0.2
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
@@ -48,37 +50,70 @@ class Replacement:
     tell: Tell
     allow_layout_change: bool = False
     serial: bool = False
+    job: Job = field(default_factory=lambda: Job("", "procedure"))
+    fresh: bool = False  # the version came into the store with it
+    stopped: Slot | None = None  # ended to make room for the candidate
     started: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)  # ms
     _since: float = 0.0
 
-    def begin(self) -> None:
+    def begin(self, step: str = "") -> None:
         """The clock of the first phase starts."""
         self.started = self._since = self.models.clock()
+        self.job.begin(step)
 
-    async def phase(self, name: str, **more: Any) -> None:
-        """A phase has ended: note its time and tell."""
+    async def announce(self) -> None:
+        """Tell who asked by which name it can be ended."""
+        await self._tell({"phase": "begin", "ms": 0.0, "job": self.job.number})
+
+    async def phase(self, name: str, then: str = "", **more: Any) -> None:
+        """A phase has ended: note its time and tell. `then` follows."""
         now = self.models.clock()
         ms = self.phases[name] = round((now - self._since) * 1e3, 3)
         self._since = now
+        self.job.begin(then)
         self.models.hub.publish("replace.phase", model=self.model.name, phase=name, ms=ms, **more)
-        with contextlib.suppress(ApiError):  # the caller may be gone; the replacement goes on
-            await self.tell({"phase": name, "ms": ms, **more})
+        await self._tell({"phase": name, "ms": ms, **more})
+
+    async def _tell(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(ApiError):  # the caller may be gone: then the job is told to end
+            await self.tell(event)
+
+    def halted(self) -> bool:
+        """For what works in a thread: it is to end."""
+        return self.job.stop.is_set() or self.models.stopping.is_set()
+
+    def pace(self) -> CopyPace:
+        """Of reading a candidate."""
+        return CopyPace(cancelled=self.halted, progress=self.job.progress)
 
 
 async def stage(r: Replacement, descriptor: int) -> str:
     """Copy an open file into the store; its digest."""
-    models = r.models
+    models, name = r.models, r.model.name
+    made: list[Staged] = []
     most = models.config.models.size_most_bytes
-    staged = await asyncio.to_thread(
-        models.store.stage,
-        r.model.name,
-        descriptor,
-        size_most=most,
-        pace=CopyPace(cancelled=models.stopping.is_set),
-    )
-    await r.phase("stage", digest=staged.digest, bytes=staged.size, method=staged.method)
+
+    def copy() -> None:
+        made.append(models.store.stage(name, descriptor, size_most=most, pace=r.pace()))
+
+    try:
+        await waiting.in_thread(copy)
+        staged = made[0]
+        r.fresh = staged.fresh
+        more = {"digest": staged.digest, "bytes": staged.size, "method": staged.method}
+        await r.phase("stage", "verify", **more)
+    except BaseException:
+        fresh = [one.digest for one in made if one.fresh]
+        await drop_staged(models, name, *fresh)
+        raise
     return staged.digest
+
+
+async def check(r: Replacement, descriptor: int) -> None:
+    """A first look, before anything is copied. Raises ApiError("refused")."""
+    most = r.models.config.models.size_most_bytes
+    await waiting.in_thread(candidate.check, r.model.name, descriptor, most)
 
 
 async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
@@ -96,7 +131,7 @@ async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
         remedy = "compile it alike, or give --allow-layout-change"
         raise ApiError("layout", f"{slot.name}: {what}; {remedy}")
     warnings = [*found.warnings, *([what] if other else [])]
-    await r.phase("verify", signature=found.signature, warnings=warnings)
+    await r.phase("verify", "prefault", signature=found.signature, warnings=warnings)
     return found
 
 
@@ -122,8 +157,8 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
         return engine is not None and engine.busy and engine.prefilling
 
     rate = models.config.models.prefault_mbps
-    await asyncio.to_thread(machine.prefault, slot.path, rate, busy, models.stopping.is_set)
-    await r.phase("prefault")
+    await waiting.in_thread(machine.prefault, slot.path, rate, busy, r.halted)
+    await r.phase("prefault", "load")
     await models.start_worker(slot)
     facts = slot.worker.facts if slot.worker is not None else None
     old = r.model.current.worker if r.model.current is not None else None
@@ -136,9 +171,9 @@ async def _bring_up(r: Replacement, slot: Slot, prompt: str) -> None:
         what = f"the throttle allows {share * 100:g} % of the time"
         warnings.append(f"{what}: tests and warm-up take longer by as much")
     more: dict[str, Any] = {"warnings": warnings} if warnings else {}
-    await r.phase("load", open_ms=facts.open_ms if facts is not None else None, **more)
+    await r.phase("load", "warmup", open_ms=facts.open_ms if facts is not None else None, **more)
     times = await models.warm(slot, prompt, tests=True)
-    await r.phase("warmup", **{key: round(value, 3) for key, value in times.items()})
+    await r.phase("warmup", "flip", **{key: round(value, 3) for key, value in times.items()})
 
 
 async def replace(
@@ -148,42 +183,40 @@ async def replace(
     models, model = r.models, r.model
     slot = model.candidate = models.new_slot(model.name, digest)
     text = models.config.models.warmup_prompt if prompt is None else prompt
-    stopped: Slot | None = None
     try:
         slot.move("load", "replace")
         await _verify(r, slot)
         plan = _plan(r, slot)
         slot.move("verified", plan.sentence)
         if plan.strategy == "serial":
-            stopped = await _make_room(r)
+            await _make_room(r)
         await _bring_up(r, slot, text)
         flip = await _flip(r, slot, probation)
     except (OSError, MemoryError) as error:
         told = of_system(f"{model.name}: {digest[:12]} was not tried", error)
-        await _undo(r, slot, stopped, told)
+        await _undo(r, slot, told)
         raise told from error
     except BaseException as error:
-        await _undo(r, slot, stopped, error)
+        await _undo(r, slot, error)
         raise
-    await r.phase("flip", flip_ms=round(flip * 1e3, 3))
+    await r.phase("flip", "drain", flip_ms=round(flip * 1e3, 3))
     if model.kept is not None:
         old = model.kept
         await _drain(r, old)
     return _report(r, plan.strategy)
 
 
-async def _make_room(r: Replacement) -> Slot | None:
+async def _make_room(r: Replacement) -> None:
     """Serial: the old worker ends; its requests wait."""
-    old = r.model.current
+    old = r.stopped = r.model.current
     r.model.turns.serve(None)
     r.model.current = None
     if old is not None:
         await r.models.drain(old, "serial replacement")
-    await r.phase("make_room")
-    return old
+    await r.phase("make_room", "prefault")
 
 
-async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseException) -> None:
+async def _undo(r: Replacement, slot: Slot, error: BaseException) -> None:
     """The candidate goes; what had to make room for it comes back."""
     models, model = r.models, r.model
     if model.candidate is slot:
@@ -191,13 +224,23 @@ async def _undo(r: Replacement, slot: Slot, stopped: Slot | None, error: BaseExc
     with contextlib.suppress(ApiError):
         _end_trial(models, slot, good=False)
     await models.stop_worker(slot)
-    await drop_staged(models, model.name, slot.digest)
+    await _drop(r, slot.digest, error)
     with contextlib.suppress(ApiError):
-        slot.move("fail", str(error))
-    if stopped is not None:
-        await _bring_back(r, stopped.digest)
-    text = error.message if isinstance(error, ApiError) else str(error) or type(error).__name__
+        slot.move("fail", reason_of(error))
+    if r.stopped is not None and not models.stopping.is_set():
+        await _serve_again(r, r.stopped)
+    text = reason_of(error)
     models.hub.publish("replace.failed", model=model.name, digest=slot.digest[:12], text=text)
+
+
+async def _serve_again(r: Replacement, old: Slot) -> None:
+    """What made room serves as before: at once where its worker has not ended yet."""
+    if old.loaded and old.state == "draining":
+        r.model.current = old
+        r.models.activate(old, "the candidate failed")
+        return
+    await r.models.stop_worker(old)
+    await _bring_back(r, old.digest)
 
 
 async def _bring_back(r: Replacement, digest: str) -> None:
@@ -211,6 +254,7 @@ async def _bring_back(r: Replacement, digest: str) -> None:
 async def _flip(r: Replacement, slot: Slot, probation: bool) -> float:
     """One assignment, seconds; everything that is slow was done before, or is done after."""
     models, model = r.models, r.model
+    r.job.settle()
     for left in (model.kept, model.current):  # what is neither serving nor wanted is ended first
         if left is not None and left.state != "serving":
             await models.stop_worker(left)
@@ -389,28 +433,41 @@ async def _retire(models: Models, slot: Slot, why: str) -> None:
 # ---- what the API calls ----
 
 
-async def stage_only(models: Models, model: Model, descriptor: int, tell: Tell) -> dict[str, Any]:
+async def stage_only(
+    models: Models, model: Model, descriptor: int, tell: Tell, job: Job
+) -> dict[str, Any]:
     """Copy an open file into the store and check it, for a later replace by its digest.
 
     A refusal leaves nothing behind, and is no mark against the file: a key, a board's name or
     another setting may be what was wrong. Its layout is the replacement's question.
     """
     with models.changing(model, "a staging"):
-        r = Replacement(models, model, tell, allow_layout_change=True)
-        r.begin()
+        r = Replacement(models, model, tell, allow_layout_change=True, job=job)
+        r.begin("stage")
+        await r.announce()
+        await check(r, descriptor)
         digest = await stage(r, descriptor)
         slot = models.new_slot(model.name, digest)
         try:
             await _verify(r, slot)
-        except BaseException:
-            await drop_staged(models, model.name, digest)
+        except BaseException as error:
+            await _drop(r, digest, error)
             raise
     return {"model": model.name, "digest": digest, "phases_ms": r.phases}
 
 
-async def drop_staged(models: Models, name: str, digest: str) -> None:
-    """Nobody needs a file that was refused."""
-    models.store.release(name, digest)
+async def _drop(r: Replacement, digest: str, error: BaseException) -> None:
+    """What the procedure brought into the store goes; of what was there before only a version that
+    was found bad does."""
+    its_fault = isinstance(error, ApiError) and error.code in ("refused", "failed")
+    if r.fresh or its_fault:
+        await drop_staged(r.models, r.model.name, digest)
+
+
+async def drop_staged(models: Models, name: str, *digests: str) -> None:
+    """Nobody needs files that were refused, nor the folder of a name without any."""
+    for digest in digests:
+        models.store.release(name, digest)
     with contextlib.suppress(ApiError):
         in_use, count = models.in_use(), models.config.models.keep
         await asyncio.to_thread(models.store.collect, in_use, count)
@@ -421,6 +478,7 @@ async def run(
     model: Model,
     source: int | str,
     tell: Tell,
+    job: Job,
     *,
     allow_layout_change: bool = False,
     serial: bool = False,
@@ -431,9 +489,12 @@ async def run(
     Raises ApiError; the version that serves is then untouched.
     """
     with models.changing(model, "a replacement"):
-        r = Replacement(models, model, tell, allow_layout_change, serial)
-        r.begin()
-        if model.probation is not None and not await _is_tried(models, model, source):
+        r = Replacement(models, model, tell, allow_layout_change, serial, job)
+        r.begin("stage" if isinstance(source, int) else "verify")
+        await r.announce()
+        if isinstance(source, int):
+            await check(r, source)
+        if model.probation is not None and not await _is_tried(r, source):
             raise _on_probation(models, model)
         digest = await stage(r, source) if isinstance(source, int) else source
         if model.current is not None and model.current.digest == digest and model.current.loaded:
@@ -454,28 +515,42 @@ async def run(
     return report
 
 
-async def _is_tried(models: Models, model: Model, source: int | str) -> bool:
+async def _is_tried(r: Replacement, source: int | str) -> bool:
     """Whether a file or a digest is the version that is on probation now."""
     if isinstance(source, int):
-        size = source_of(source, models.config.models.size_most_bytes).st_size
-        pace = CopyPace(cancelled=models.stopping.is_set)
-        source = await asyncio.to_thread(digest_of, source, size, pace)
-    return model.current is not None and model.current.digest == source
+        size = source_of(source, r.models.config.models.size_most_bytes).st_size
+        source = await waiting.in_thread(digest_of, source, size, r.pace())
+    return r.model.current is not None and r.model.current.digest == source
 
 
 def _on_probation(models: Models, model: Model) -> ApiError:
+    """It ends by itself: who comes later is served."""
     left = probation_left(models, model)
     what = f"{model.name}: another version is on probation"
-    more = f" for {math.ceil(left[0])} s, or {left[1]} more answers" if left is not None else ""
-    remedy = f"wait for its end, or gemctl model rollback {model.name}"
-    return ApiError("conflict", f"{what}{more}; {remedy}")
+    if left is not None:
+        seconds, answers = left
+        more = f", or {answers} more answer{'s' if answers != 1 else ''}" if answers else ""
+        what += f" for {math.ceil(seconds)} s{more}"
+    word = "rollback" if _before(models, model) is not None else "disable"
+    return ApiError("busy", f"{what}; wait for its end, or gemctl model {word} {model.name}")
+
+
+def _before(models: Models, model: Model) -> str | None:
+    """The version that a rollback would let answer; None where there is none."""
+    found = models.stored(model.name)
+    if model.probation is not None and model.current is not None:
+        if model.kept is not None:
+            return model.kept.digest
+        if found.current not in (None, model.current.digest):
+            return found.current
+    return found.previous
 
 
 def _already(r: Replacement, slot: Slot) -> dict[str, Any]:
     """The answer where nothing has to be done."""
     r.models.store.release(slot.name, slot.digest)  # it is in use, and was judged or will be
     if slot.state != "serving":
-        raise ApiError("conflict", f"{slot.name}: this version is {slot.state}; wait for its end")
+        raise ApiError("busy", f"{slot.name}: this version is {slot.state}; wait for its end")
     total = round((r.models.clock() - r.started) * 1e3, 3)
     return {
         "already": True,
@@ -535,14 +610,16 @@ async def _nobody(event: dict[str, Any]) -> None:
     """Nobody listens."""
 
 
-async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
+async def rollback(models: Models, model: Model, tell: Tell, job: Job) -> dict[str, Any]:
     """Back to the version before, at once where it is still warm."""
     with models.changing(model, "a rollback"):
-        r = Replacement(models, model, tell, allow_layout_change=True, serial=True)
-        r.begin()
+        r = Replacement(models, model, tell, allow_layout_change=True, serial=True, job=job)
+        r.begin("verify")
+        await r.announce()
         good = models.store.versions(model.name).current
         warm = model.kept is not None or good not in (None, model.current and model.current.digest)
         if model.probation is not None and model.current is not None and warm:
+            job.settle()
             await models.end_probation(model)
             await roll_back(r, model.current, "asked for")
             await r.phase("flip")
@@ -550,9 +627,16 @@ async def rollback(models: Models, model: Model, tell: Tell) -> dict[str, Any]:
             return {"model": model.name, "digest": digest, "phases_ms": r.phases}
         previous = models.store.versions(model.name).previous
         if previous is None:
-            what = "no version before this one; gemctl model replace FILE"
-            raise ApiError("not_found", f"{model.name}: {what}")
+            raise _no_way_back(model)
         report = await replace(r, previous, None, probation=False)
         assert model.current is not None
         await keep(r, model.current)
         return {"model": model.name, **report}
+
+
+def _no_way_back(model: Model) -> ApiError:
+    """A first version: another one takes its place, where its probation is over or was ended."""
+    remedy = "gemctl model replace FILE"
+    if model.probation is not None:
+        remedy = f"gemctl model disable {model.name}, then {remedy} --name {model.name}"
+    return ApiError("not_found", f"{model.name}: no version before this one; {remedy}")

@@ -85,7 +85,9 @@ UNAVAILABLE = frozenset(_UNAVAILABLE)
 
 def unavailable(name: str, state: slots.State) -> ApiError:
     """The refusal of what a model's state does not allow now."""
-    what, remedy = _UNAVAILABLE.get(state, (f"is {state}", "wait for its end"))
+    if state not in _UNAVAILABLE:
+        return ApiError("busy", f"{name}: is {state}; wait for its end")
+    what, remedy = _UNAVAILABLE[state]
     return ApiError("conflict", f"{name}: {what}; {remedy.format(name=name)}")
 
 

@@ -48,6 +48,7 @@ class Turns:
         self._clock = clock
         self._engine: Engine | None = None
         self._queue: list[_Waiting] = []
+        self._closed: ApiError | None = None  # nobody gets a turn any more
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -82,7 +83,14 @@ class Turns:
             if not one.turn.done():
                 one.turn.set_exception(error)
 
+    def close(self, error: ApiError) -> None:
+        """Turn everyone away, also who comes later."""
+        self._closed = error
+        self.fail(error)
+
     def _refuse(self, request: policy.Waiting) -> None:
+        if self._closed is not None:
+            raise self._closed
         if self.paused:
             raise ApiError("busy", f"{self.name}: paused, too hot; see gemctl throttle")
         if self.least_class is not None and policy.low_priority(request, self.least_class):

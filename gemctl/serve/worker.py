@@ -142,7 +142,9 @@ class Worker:
         except BaseException as error:
             await self.stop(grace_s=0)
             if isinstance(error, (OSError, KeyError, TypeError, ValueError, TimeoutError)):
-                what = f"its worker did not start ({error}); see worker.program"
+                odd = "it said what makes no sense"
+                said = error.strerror if isinstance(error, OSError) else odd
+                what = f"its worker did not start ({said or 'no answer'}); see worker.program"
                 raise ApiError("failed", f"{self.name}: {what}") from None
             raise
         now = self.clock()

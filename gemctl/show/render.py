@@ -166,6 +166,7 @@ def models(found: dict[str, Any]) -> str:
     for m in found["models"]:
         notes = ["attached program" if m.get("attached") else "pinned" if m["pinned"] else ""]
         notes += [f"on probation, {left(m)}"] if m.get("probation_left_s") is not None else []
+        notes += [job(m["job"])] if m.get("job") else []
         note = ", ".join(note for note in notes if note)
         mark = "*" if m["active"] else ""
         digest = (m["digest"] or UNKNOWN)[:12]
@@ -193,6 +194,28 @@ def passed(found: dict[str, Any]) -> str:
     return f"{found['name']} {(found['digest'] or UNKNOWN)[:12]}: passed its probation"
 
 
+def mark(status: dict[str, Any], digest: str) -> str:
+    """What a stored version is to its model."""
+    current, before = status["current"], status["previous"]
+    if status.get("on_probation"):
+        back = before if current == status["digest"] else current
+        words = {back: "serves again if the probation fails", status["digest"]: "on probation"}
+        return words.get(digest, "")
+    return {before: "previous", current: "current"}.get(digest, "")
+
+
+def job(found: dict[str, Any]) -> str:
+    """What changes a model now, and how far it is."""
+    step = f", {found['step']}" if found["step"] else ""
+    size = f" {mib(found['bytes_done'])} of {mib(found['bytes'])}" if found["bytes"] else ""
+    return f"{found['what']}{step}{size}, for {seconds(found['seconds'])}"
+
+
+def cancelled(found: dict[str, Any]) -> str:
+    """gemctl model cancel."""
+    return f"{found['model']}: {found['what']} cancelled"
+
+
 def model(found: dict[str, Any]) -> str:
     """gemctl model status."""
     w, r = found["worker"] or {}, found["requests"]
@@ -208,16 +231,12 @@ def model(found: dict[str, Any]) -> str:
         ["requests", f"{r['done']} done, {r['failed']} failed, {found['queued']} waiting"],
         ["crashes", str(found["crashes"])],
     ]  # fmt: skip
-    if found["on_probation"] and found["current"] not in (None, found["digest"]):
-        current = "serves again if the probation fails"
-    else:
-        current = "current"
-    words = {"current": current, "previous": "previous"}
+    if found.get("job"):
+        how = "gemctl model cancel ends it" if found["job"]["can_cancel"] else "runs to its end"
+        rows.insert(2, ["under way", f"{job(found['job'])}; {how}"])
     for version in found["present"]:
-        marks = [word for key, word in words.items() if found[key] == version["digest"]]
-        rows.append(
-            ["stored", f"{version['digest'][:12]} {mib(version['bytes'])} {' '.join(marks)}"]
-        )
+        row = f"{version['digest'][:12]} {mib(version['bytes'])} {mark(found, version['digest'])}"
+        rows.append(["stored", row.rstrip()])
     for bad in found["bad"]:
         rows.append(["bad", f"{bad['digest'][:12]} {bad['reason']}"])
     return table(rows)

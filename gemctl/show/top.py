@@ -41,10 +41,15 @@ def picture(stats: dict[str, Any], history: dict[str, Any], events: list[str], w
     return "\n".join(line[:width] for text in lines for line in text.split("\n"))
 
 
+def _typed() -> bool:
+    """Whether somebody can press keys."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 @contextmanager
 def _keys() -> Iterator[None]:
     """Single keys, without an echo, where stdin is a terminal."""
-    if not sys.stdin.isatty():
+    if not _typed():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
@@ -56,9 +61,9 @@ def _keys() -> Iterator[None]:
 
 
 def _quits(wait_s: float) -> bool:
-    """Wait; true where somebody pressed q."""
-    ready, _, _ = select.select([sys.stdin] if sys.stdin.isatty() else [], [], [], wait_s)
-    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x03")
+    """Wait; true where somebody pressed q, or the terminal is gone."""
+    ready, _, _ = select.select([sys.stdin] if _typed() else [], [], [], wait_s)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x03", "\x04", "")
 
 
 def _draw(client: Client, width: int) -> str:
@@ -83,6 +88,8 @@ def run(session: Session, interval: float, once: bool) -> None:
                 if _quits(interval):
                     return
         except KeyboardInterrupt:
+            if once:
+                raise
             return
         finally:
             if not once:

@@ -435,8 +435,8 @@ class Store:
             folder = os.open(check_name(name), flags, dir_fd=self._models)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                what = "not in the store; gemctl model list shows what is"
-                raise ApiError("not_found", f"model {name}: {what}") from None
+                what = f"{name}: no such model; see gemctl model list"
+                raise ApiError("not_found", what) from None
             raise durable.told(error, self.root / name) from error
         try:
             yield folder

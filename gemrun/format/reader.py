@@ -141,7 +141,7 @@ def _map(path: str | bytes | os.PathLike[str]) -> memoryview:
 
 
 def _read(image: memoryview, verify: Verify) -> Artifact:
-    header = _header(image)
+    header = _header(image, len(image))
     signature = _signature(image)
     table = _table(image, header)
     sections = _sections(image, header, table)
@@ -174,13 +174,24 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
     )
 
 
+def check_front(front: bytes, size: int) -> Header:
+    """Rows 1 to 16 but the gaps, of a file of `size` bytes of which only the beginning is at hand:
+    header, signature block and section table. FormatError for anything that is wrong there."""
+    image = memoryview(front)
+    header = _header(image, size)
+    _signature(image)
+    entries, _ = _placed(header, _table(image, header), size)
+    _by_name(entries, header)
+    return header
+
+
 # ---- rows 1 to 10: header and signature block ----
-def _header(image: memoryview) -> Header:
+def _header(image: memoryview, size: int) -> Header:
     start = bytes(image[:8])
     if start != spec.MAGIC[: len(start)]:
         raise FormatError(Code.MAGIC, "header: not a .gembin file", "name a file made by gemmake")
-    if len(image) < 512:
-        raise FormatError(Code.SIZE, f"file: {len(image)} bytes, a header needs 512", COPY)
+    if size < 512 or len(image) < 512:
+        raise FormatError(Code.SIZE, f"file: {size} bytes, a header needs 512", COPY)
     header = Header.unpack(bytes(image[: spec.HEADER_SIZE]))
     if header.byte_order != spec.BYTE_ORDER:
         raise FormatError(Code.BYTE_ORDER, f"header: byte order {header.byte_order:#010x}", COPY)
@@ -194,7 +205,7 @@ def _header(image: memoryview) -> Header:
     if found != header.header_crc32:
         wanted = header.header_crc32
         raise FormatError(Code.HEADER_CRC, f"header: CRC {found:#x}, stored {wanted:#x}", COPY)
-    _header_fields(header, len(image))
+    _header_fields(header, size)
     return header
 
 
@@ -256,6 +267,20 @@ def _table(image: memoryview, header: Header) -> bytes:
 
 def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Section]:
     """The sections by name, in file order: entries, gaps and presence checked."""
+    entries, gaps = _placed(header, table, len(image))
+    for start, stop in gaps:
+        if any(image[start:stop]):
+            raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
+    return _by_name(entries, header)
+
+
+def _by_name(entries: Sequence[Section], header: Header) -> dict[str, Section]:
+    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
+    return _present(entries, bool(header.required_features & units))
+
+
+def _placed(header: Header, table: bytes, size: int) -> tuple[list[Section], list[tuple[int, int]]]:
+    """The entries, checked, in a file of `size` bytes; and the gaps between them (start, stop)."""
     entries = [Section.unpack(table, at) for at in range(0, len(table), spec.ENTRY_SIZE)]
     end = spec.TABLE_OFFSET + len(table)
     seen: set[int] = set()
@@ -268,8 +293,8 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
             problem = "is there twice"
         elif entry.offset != sizes.pad(end, align):
             problem = f"starts at {entry.offset}, not at {sizes.pad(end, align)}"
-        elif entry.offset + entry.size > len(image):
-            problem = f"ends at {entry.offset + entry.size}, the file at {len(image)}"
+        elif entry.offset + entry.size > size:
+            problem = f"ends at {entry.offset + entry.size}, the file at {size}"
         if problem:
             raise FormatError(Code.TABLE, f"section {name!r:.20}: {problem}", REBUILD)
         seen.add(entry.type)
@@ -277,11 +302,7 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
         end = entry.offset + entry.size
     if sizes.pad(end, spec.ALIGN) != header.file_size:
         raise FormatError(Code.TABLE, f"section table: sections end at {end}", REBUILD)
-    for start, stop in [*gaps, (end, header.file_size)]:
-        if any(image[start:stop]):
-            raise FormatError(Code.GAP, f"file: bytes {start}..{stop} are not all zero", REBUILD)
-    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
-    return _present(entries, bool(header.required_features & units))
+    return entries, [*gaps, (end, header.file_size)]
 
 
 def _entry_problem(entry: Section, name: bytes) -> str:

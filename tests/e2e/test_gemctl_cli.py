@@ -116,7 +116,7 @@ def test_what_is_on_probation_is_told_with_its_time(versions: tuple[Path, Path])
         typed(daemon, "model", "replace", versions[0], "--name", "pilot")
         again = typed(daemon, "model", "replace", versions[0])
         assert "serves already" in again.stdout
-        other = typed(daemon, "model", "replace", versions[1], code=10)
+        other = typed(daemon, "model", "replace", versions[1], code=9)
         assert "another version is on probation for 600 s, or 100000 more answers" in other.stderr
         daemon.ask(PROMPT)
         for words in (["model", "list"], ["model", "status"]):
