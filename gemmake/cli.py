@@ -24,6 +24,7 @@ from gemmake.options import (
     KvType,
     KvValues,
     Quantization,
+    ThrottleMode,
 )
 from gemrun import console
 from gemrun.format.writer import show
@@ -57,7 +58,7 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
 
 
 def _choice(
-    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues], name: str
+    kind: type[Quantization | Effort | Int4Format | KvValues | ThrottleMode], name: str
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
     members = [member.value for member in kind]
@@ -198,6 +199,7 @@ class Gemmake(Word):
     default=None,
     help="°C at which throttling starts; stored in the artifact.",
 )
+@_choice(ThrottleMode, "--throttle-mode")
 @click.option(
     "--config",
     type=PATH,
@@ -250,7 +252,6 @@ class Gemmake(Word):
 )
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
-@_refuse("--throttle-mode")
 @_refuse("--profile")
 @click.version_option(__version__, prog_name="gemmake")
 def main(debug: bool, bsp_version: str | None, **options: Any) -> None:

@@ -44,6 +44,19 @@ class Effort(str, Enum):
     FAST = "fast"
 
 
+class ThrottleMode(str, Enum):
+    """What an engine that is told the temperature does: rungs from the threshold up; with
+    performance from the kernel's trip, aggressive from the board's continuous limit and two at a
+    time, conservative with half the time and threads from the start, silent less and from 10 °C
+    below."""
+
+    BALANCED = "balanced"
+    PERFORMANCE = "performance"
+    AGGRESSIVE = "aggressive"
+    CONSERVATIVE = "conservative"
+    SILENT = "silent"
+
+
 class Int4Format(str, Enum):
     """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8, which imports
     such lattices exactly."""
@@ -55,7 +68,6 @@ class Int4Format(str, Enum):
 #: The options of DESIGN section 5 that do not work yet, each with the reason it is refused.
 #: The list may only shrink; tests/unit/test_gemmake_options.py holds a copy.
 REFUSED: dict[str, str] = {
-    "--throttle-mode": "throttling needs the control daemon, which is not part of this version",
     "--profile": "memory profiles are not part of this version",
 }
 
@@ -102,6 +114,7 @@ class CompileOptions:
     ram_fraction: float | None = None  # of memory that a model may take; None: likewise
     run_threads: int | None = None
     temperature_threshold: float | None = None
+    throttle_mode: ThrottleMode = ThrottleMode.BALANCED
     config: Path | None = None
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
@@ -213,6 +226,7 @@ class CompileOptions:
                 "quantization": self.quantization.value,
                 "run_threads": self.run_threads,
                 "temperature_threshold": self.temperature_threshold,
+                "throttle_mode": self.throttle_mode.value,
             }
         )
 

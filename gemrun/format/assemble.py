@@ -11,7 +11,18 @@ from dataclasses import dataclass, replace
 
 from gemrun.format import records as rules
 from gemrun.format import sizes, spec, writer
-from gemrun.format.spec import Conf, Header, KvUnit, Layer, Plan, Rope, Segment, Tensor, Thermal
+from gemrun.format.spec import (
+    Conf,
+    Header,
+    KvUnit,
+    Ladder,
+    Layer,
+    Plan,
+    Rope,
+    Segment,
+    Tensor,
+    Thermal,
+)
 from gemrun.format.writer import Part
 
 
@@ -37,6 +48,7 @@ class Records:
     isa: int = 0
     isa_features: int = 0
     ram_budget: int = 0  # bytes, 0 = not stated
+    ladder: Ladder | None = None  # behind `thermal` in its record
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
     pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
 
@@ -137,6 +149,12 @@ def _units_of(
     return out
 
 
+def _thermal_part(thermal: Thermal, ladder: Ladder | None) -> Part:
+    """THRM: one record, longer where it has a ladder."""
+    data = thermal.pack() + (ladder.pack() if ladder else b"")
+    return Part("THRM", len(data), data, len(data), 1)
+
+
 def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
@@ -151,7 +169,7 @@ def assemble(records: Records) -> Assembled:
         writer.section_part("TOKN", records.tokn),
         *([] if records.tmpl is None else [writer.section_part("TMPL", records.tmpl)]),
         writer.section_part("ROPE", records.rope),
-        writer.section_part("THRM", records.thermal.pack()),
+        _thermal_part(records.thermal, records.ladder),
         writer.section_part("TEST", records.tests),
         *([writer.section_part("PINP", records.pin)] if records.pin else []),
         writer.section_part("HDFJ", records.hdf),

@@ -21,7 +21,6 @@ BASE = ["--model", "m", "--target", "generic-x86-64", "--output", "o.gembin"]
 
 #: May only shrink: an option leaves this list when it works.
 STILL_REFUSED = {
-    ("--throttle-mode", "aggressive"),
     ("--profile", "lite"),
 }
 
