@@ -13,15 +13,17 @@
 #include <unistd.h>
 
 #include "gemrun_session.h"
+#include "gemrun_thermal.h"
 #include "gr_port.h"
 #include "gs_channel.h"
+#include "sensor.h"
 #include "tune.h"
 
 enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN = 8,
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
 
 typedef struct options {
-    const char *path, *prompt, *system, *kernel, *head, *on_full, *session;
+    const char *path, *prompt, *system, *kernel, *head, *on_full, *session, *sensor;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
     uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save;
     uint64_t decode_threads, balance, speculate, serve;
@@ -91,6 +93,8 @@ static const struct option {
     {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
      "as many instructions a token whatever the data: one thread, full head"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
+    {"--sensor", TEXT, AT(sensor), 0, 0, 0,
+     "SOURCE  keep cool by file:PATH, hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
     {"--json", FLAG, AT(json), 0, 0, 0, "print one JSON object with text, tokens and figures"},
@@ -362,6 +366,9 @@ static int parse(int argc, char **argv, options *o)
     if (o->session && !*o->session) {
         return usage("--session", "its name is empty");
     }
+    if (o->sensor && o->serve) {
+        return usage("--sensor", "is not for --serve, whose pace is gemctld's");
+    }
     if (o->session && !o->prompt && !o->interactive) {
         return usage("--session", "needs a --prompt to go on with, or --interactive");
     }
@@ -388,6 +395,12 @@ static int exit_code(int32_t status)
         return EXIT_TARGET;
     }
     return status > GEMRUN_E_TEST_FAILED ? EXIT_MEMORY : EXIT_RUN;
+}
+
+static const char *root(void) /* before /proc and /sys; for tests */
+{
+    const char *own = getenv("GEMRUN_ROOT");
+    return own ? own : "";
 }
 
 /* Causes that an operator meets as "it does not fit, or does not fit together". */
@@ -540,6 +553,11 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
     printf("\"reused\": %llu, ", (unsigned long long)s->reused);
     printf("\"drafted\": %llu, \"accepted\": %llu, ", (unsigned long long)s->drafted,
            (unsigned long long)s->accepted);
+    gemrun_thermal_state t = {.size = sizeof t};
+    if (a->o->sensor && gemrun_get_thermal(a->ctx, &t) == GEMRUN_OK) {
+        printf("\"temp_c\": %.1f, \"throttle_level\": %u, \"throttle_fault\": %s, ",
+               (double)t.celsius, t.level, t.fault ? "true" : "false");
+    }
     printf("\"ram_total\": %llu, \"tokens\": [", (unsigned long long)s->ram_total);
     for (int32_t i = 0; i < count; i++) {
         printf("%s%d", i ? ", " : "", ids[i]);
@@ -569,6 +587,16 @@ static void print_stats(const gemrun_stats *s)
             s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
             held, s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
             s->threads);
+}
+
+static void print_thermal(gemrun_context_t *ctx)
+{
+    gemrun_thermal_state t = {.size = sizeof t};
+    if (gemrun_get_thermal(ctx, &t) == GEMRUN_OK) {
+        fprintf(stderr, "%.1f C%s: rung %u of %u, %.0f %% of the time, %u threads\n",
+                (double)t.celsius, t.fault ? ", not believed" : "", t.level, t.levels - 1,
+                t.duty / 10.0, t.threads);
+    }
 }
 
 static int print_info(gemrun_context_t *ctx, const options *o)
@@ -704,6 +732,9 @@ static void print_answer(const answer *a, const int32_t *ids, const gemrun_stats
     }
     if (fflush(stdout) == 0 && figures && !a->o->json) {
         print_stats(s);
+        if (a->o->sensor) {
+            print_thermal(a->ctx);
+        }
     }
 }
 
@@ -802,7 +833,9 @@ static int32_t ask(gemrun_context_t *ctx, const options *o, const char *prompt,
 static int answer_once(gemrun_context_t *ctx, const char *prompt, const gemrun_message *messages,
                        size_t count, answer *a, tally *t)
 {
+    gemrun_pacer pacer;
     gemrun_request q = request_of(ctx, a->o, a);
+    q = a->o->sensor ? gemrun_paced(ctx, &pacer, &q) : q;
     gemrun_stats s = {.size = sizeof s};
     int32_t *ids = malloc(q.max_tokens * sizeof *ids);
     if (!ids) {
@@ -965,6 +998,32 @@ static int run_tests(gemrun_context_t *ctx)
     return 0;
 }
 
+static int start_sensor(gemrun_context_t *ctx, const options *o, sensor **out)
+{
+    char wrong[512];
+    *out = sensor_start(o->sensor, root(), ctx, wrong, sizeof wrong);
+    if (*out) {
+        return 0;
+    }
+    fprintf(stderr, "gemrun: --sensor: %s\n", wrong);
+    return EXIT_USAGE;
+}
+
+/* Everything that was asked of an open artifact. */
+static int work(gemrun_context_t *ctx, const options *o)
+{
+    sensor *s = NULL;
+    int code = check_options(ctx, o);
+    code = code == 0 && o->sensor ? start_sensor(ctx, o, &s) : code;
+    code = code == 0 && o->info ? print_info(ctx, o) : code;
+    code = code == 0 && o->run_tests ? run_tests(ctx) : code;
+    code = code == 0 && o->session ? begin_session(ctx, o) : code;
+    code = code == 0 && o->interactive ? converse(ctx, o) : code;
+    code = code == 0 && o->prompt && !o->interactive ? run_prompt(ctx, o) : code;
+    sensor_stop(s);
+    return code;
+}
+
 static int run(int argc, char **argv)
 {
     static options o;
@@ -1009,12 +1068,7 @@ static int run(int argc, char **argv)
     if (o.check_weights) {
         fprintf(stderr, "weights: checksum agrees\n");
     }
-    code = check_options(ctx, &o);
-    code = code == 0 && o.info ? print_info(ctx, &o) : code;
-    code = code == 0 && o.run_tests ? run_tests(ctx) : code;
-    code = code == 0 && o.session ? begin_session(ctx, &o) : code;
-    code = code == 0 && o.interactive ? converse(ctx, &o) : code;
-    code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;
+    code = work(ctx, &o);
     gemrun_destroy(ctx);
     return code;
 }

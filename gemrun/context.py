@@ -138,6 +138,26 @@ class Region:
     size: int
 
 
+THROTTLE_MODES = ("balanced", "performance", "aggressive", "conservative", "silent")
+
+
+@dataclass(frozen=True)
+class Thermal:
+    """What is in force of the artifact's thermal policy (gemrun_thermal_state)."""
+
+    told: bool  # a temperature is known; without one nothing is paced
+    mode: str  # one of THROTTLE_MODES, as compiled
+    level: int  # rung in force, from 0
+    levels: int
+    duty: float  # share of the time that steps may take
+    threads: int  # at most
+    chunk: int  # tokens of a prefill step, at most
+    fault: bool  # the sensor is not believed
+    celsius: float | None  # the last temperature that a board may have
+    engage_c: float | None  # None: the artifact knows no limit
+    release_c: float | None
+
+
 class Tokens(Sequence[int]):
     """What a run made: a sequence of token ids with its text, reason of ending and figures."""
 
@@ -427,6 +447,7 @@ class GemRunContext(_Runner):
             question = _Question(pointer, asked)
             question.c.on_text = lib.gemrun_py_text
             question.c.user = handle
+            question.pace()
             if run.stopped:
                 return Tokens((), "", _stats(pointer))
             self._handle.running = run
@@ -578,6 +599,22 @@ class GemRunContext(_Runner):
             arguments.wrong_type("snapshot", snapshot, "what snapshot() returned")
         with _Call(self._handle) as pointer:
             return _check(lib.gemrun_snapshot_back(pointer, snapshot.memory, snapshot.size))
+
+    # ---- temperature ----
+    def set_temperature(self, celsius: float) -> None:
+        """Tell the chip's temperature as often as it is read, from any thread, also during a run:
+        `infer`, `stream` and `chat` keep to the artifact's thermal policy from then on. No answer
+        depends on it, only the time that one takes."""
+        value = arguments.real("celsius", celsius)
+        engine = self._handle.living()
+        _check(lib.gemrun_set_temperature(engine.pointer, value))
+
+    def thermal(self) -> Thermal:
+        """What is in force now; waits for a running call."""
+        c = ffi.new("gemrun_thermal_state *", {"size": ffi.sizeof("gemrun_thermal_state")})
+        with _Call(self._handle) as pointer:
+            _check(lib.gemrun_get_thermal(pointer, c))
+        return _thermal_of(c)
 
     # ---- facts ----
     def stats(self) -> Stats:
@@ -740,6 +777,11 @@ class _Question:
             arguments.wrong_value("max_tokens", room, f"at most {MOST_SLID} with on_full='slide'")
         self._ids = ffi.new("int32_t[]", room)
 
+    def pace(self) -> None:
+        """Keep to the artifact's thermal policy, should a temperature be told."""
+        self._pacer = ffi.new("gemrun_pacer *")
+        self.c[0] = lib.gemrun_paced(self._pointer, self._pacer, self.c)
+
     def ask(self) -> int:
         """Run it; the number of tokens, or a negative status."""
         if self._asked.messages is None:
@@ -812,6 +854,22 @@ def _stats_of(c: Any) -> Stats:
     values = {name: getattr(c, name) for name in Stats.__annotations__}
     values["finish"] = FINISH_REASONS[c.finish]
     return Stats(**values)
+
+
+def _thermal_of(c: Any) -> Thermal:
+    return Thermal(
+        told=bool(c.told),
+        mode=THROTTLE_MODES[c.mode],
+        level=c.level,
+        levels=c.levels,
+        duty=c.duty / 1000,
+        threads=c.threads,
+        chunk=c.chunk,
+        fault=bool(c.fault),
+        celsius=c.celsius if c.celsius != 0 else None,
+        engage_c=c.engage_c or None,
+        release_c=c.release_c or None,
+    )
 
 
 def _c_info(pointer: Any) -> Any:

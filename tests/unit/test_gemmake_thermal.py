@@ -11,6 +11,7 @@ import pytest
 
 from gemmake.hdf import Hdf, load_hdf
 from gemmake.passes import thermal
+from gemrun import GemRunContext, GemRunError
 from gemrun.format import assemble, records, spec
 from gemrun.format.codes import FormatError
 from gemrun.format.reader import read_artifact
@@ -175,7 +176,7 @@ def written(tmp_path: Path) -> Callable[[Ladder | None], Path]:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: "-".join(c))
-def test_a_ladder_that_breaks_a_rule_is_refused(
+def test_both_readers_refuse_the_same_ladders(
     change: dict[str, Any], written: Callable[[Ladder | None], Path]
 ) -> None:
     path = written(changed(change))
@@ -184,6 +185,10 @@ def test_a_ladder_that_breaks_a_rule_is_refused(
     assert refused.value.code == -43
     with read_artifact(path, "structure"):
         pass  # what the engine checks
+    with GemRunContext(path, ignore_memory=True) as ctx:
+        with pytest.raises(GemRunError, match="compile the artifact again") as told:
+            ctx.set_temperature(50.0)
+        assert told.value.code == -43
 
 
 def test_a_ladder_comes_back_as_it_was_written(
@@ -198,3 +203,17 @@ def test_a_ladder_comes_back_as_it_was_written(
         assert artifact.sections["THRM"].record_size == spec.size_of(spec.Thermal)
         assert artifact.header.file_size == size  # it takes no room
     assert assemble.Records.__dataclass_fields__["ladder"].default is None
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_engine_takes_every_mode(mode: Mode, written: Callable[[Ladder | None], Path]) -> None:
+    ladder = thermal.ladder(load_hdf("jetson-orin-nano"), 75.0, mode)
+    with GemRunContext(written(ladder), threads=2, ignore_memory=True) as ctx:
+        assert not ctx.thermal().told
+        ctx.set_temperature(50.0)
+        state = ctx.thermal()
+        assert (state.mode, state.level, state.levels) == (mode.name.lower(), 0, ladder.rung_count)
+        assert state.duty == used(ladder)[0].duty / 1000
+        assert (state.engage_c, state.release_c) == (ladder.engage_c, ladder.release_c)
+        ctx.set_temperature(ladder.engage_c + 1)
+        assert ctx.thermal().level == (2 if mode is Mode.AGGRESSIVE else 1) or state.celsius == 50
