@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gemrun_board.h"
 #include "gr_port.h"
 
 #define MS 1000000
@@ -348,6 +349,9 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
         *st = gemrun_open(&m->ctx, path, &c);
     }
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
+    bool ours = *st != GEMRUN_OK || c.allow_foreign_board ||
+                gemrun_check_board(m->ctx, path, NULL) >= 0;
+    *st = ours ? *st : GEMRUN_E_BOARD;
     if (*st == GEMRUN_OK)
         return m;
     free_model(m);

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "gemrun_board.h"
 #include "gemrun_session.h"
 #include "gemrun_thermal.h"
 #include "gr_port.h"
@@ -26,6 +27,7 @@ typedef struct options {
     const char *path, *prompt, *system, *kernel, *head, *on_full, *session, *sensor;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
     uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save;
+    uint32_t foreign_board;
     uint64_t decode_threads, balance, speculate, serve;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
@@ -93,6 +95,8 @@ static const struct option {
     {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
      "as many instructions a token whatever the data: one thread, full head"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
+    {"--allow-foreign-board", FLAG, AT(foreign_board), 0, 0, 0,
+     "open although built for another known board"},
     {"--sensor", TEXT, AT(sensor), 0, 0, 0,
      "SOURCE  keep cool by file:PATH, hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
@@ -441,8 +445,10 @@ static int load_failed(const options *o, int32_t status)
         const char *name = o->kernel ? o->kernel : getenv("GEMRUN_KERNEL");
         fprintf(stderr, "%s: %s: %s\n", from, name ? name : "", sentence);
     } else if (!is_about_option(sentence)) {
-        fprintf(stderr, "Model load failed: %s%s\n",
-                is_layout(status) ? "Memory layout mismatch: " : "", text);
+        char more[256];
+        gemrun_explain_memory((gemrun_status)status, o->path, root(), more, sizeof more);
+        fprintf(stderr, "Model load failed: %s%s%s\n",
+                is_layout(status) ? "Memory layout mismatch: " : "", text, more);
     }
     return exit_code(status);
 }
@@ -451,6 +457,19 @@ static int run_failed(int32_t status)
 {
     fprintf(stderr, "gemrun: %s\n", gemrun_last_error());
     return exit_code(status);
+}
+
+/* An artifact for a board that is not this one. */
+static int check_board(gemrun_context_t *ctx, const options *o)
+{
+    int32_t found = o->foreign_board ? 0 : gemrun_check_board(ctx, o->path, root());
+    if (found < 0) {
+        return load_failed(o, found);
+    }
+    if (found > 0) {
+        fprintf(stderr, "gemrun: warning: %s\n", gemrun_last_error());
+    }
+    return 0;
 }
 
 /* What only the artifact can tell of the options. */
@@ -1013,7 +1032,8 @@ static int start_sensor(gemrun_context_t *ctx, const options *o, sensor **out)
 static int work(gemrun_context_t *ctx, const options *o)
 {
     sensor *s = NULL;
-    int code = check_options(ctx, o);
+    int code = check_board(ctx, o);
+    code = code == 0 ? check_options(ctx, o) : code;
     code = code == 0 && o->sensor ? start_sensor(ctx, o, &s) : code;
     code = code == 0 && o->info ? print_info(ctx, o) : code;
     code = code == 0 && o->run_tests ? run_tests(ctx) : code;
@@ -1052,6 +1072,7 @@ static int run(int argc, char **argv)
     c.prefill_batch_size = (uint32_t)o.batch;
     c.kernel = o.kernel;
     c.ignore_memory = o.ignore_memory;
+    c.allow_foreign_board = o.foreign_board || o.serve; /* gemctld has looked at it */
     c.lock_memory = o.lock_memory;
     c.weights_check = o.check_weights ? GEMRUN_WEIGHTS_FULL : GEMRUN_WEIGHTS_UNCHECKED;
     if (o.tune) {

@@ -22,6 +22,7 @@ HEADERS = (
     "gemrun_session.h",
     "gemrun_batch.h",
     "gemrun_thermal.h",
+    "gemrun_board.h",
 )
 
 INTERNAL = ("gr_hooks.h", "gs_pin.h", "gs_probe.h", "gs_values.h")

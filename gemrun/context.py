@@ -11,6 +11,7 @@ import math
 import os
 import queue
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from array import array
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, 
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
-from gemrun.errors import BusyError, CallError, ClosedError, error_of
+from gemrun.errors import BoardWarning, BusyError, CallError, ClosedError, error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -416,8 +417,11 @@ class GemRunContext(_Runner):
         c_path = arguments.path("path", path)
         c_config, _keep = _config("GemRunContext", config)
         out = ffi.new("gemrun_context_t **")
-        _check(lib.gemrun_open(out, c_path, c_config))
-        self._begin(_Engine(out[0]))
+        _opened(lib.gemrun_open(out, c_path, c_config), c_path)
+        engine = _Engine(out[0])
+        if not c_config.allow_foreign_board:
+            _check_board(engine.pointer, c_path)
+        self._begin(engine)
 
     def _begin(self, engine: _Engine) -> None:
         self._handle = _Handle(engine)
@@ -814,6 +818,24 @@ def _check(status: int) -> int:
     if status < 0:
         raise error_of(status, ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace"))
     return int(status)
+
+
+def _opened(status: int, path: bytes) -> None:
+    """As _check, of an open: where memory is short it says whose."""
+    if status >= 0:
+        return
+    sentence = ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace")
+    more = ffi.new("char[256]")
+    lib.gemrun_explain_memory(status, path, ffi.NULL, more, 256)
+    raise error_of(status, sentence + ffi.string(more).decode("utf-8", "replace"))
+
+
+def _check_board(pointer: Any, path: bytes) -> None:
+    """Raises ForeignBoardError on another known board; a BoardWarning on one that is not known."""
+    found = _check(lib.gemrun_check_board(pointer, path, ffi.NULL))
+    if found > 0:
+        sentence = ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace")
+        warnings.warn(sentence, BoardWarning, stacklevel=3)
 
 
 def _checked(

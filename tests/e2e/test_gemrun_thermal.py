@@ -36,7 +36,7 @@ def compiled(
 
 
 def opened(path: Path, threads: int = 2) -> GemRunContext:
-    return GemRunContext(path, threads=threads, ignore_memory=True)
+    return GemRunContext(path, threads=threads, ignore_memory=True, allow_foreign_board=True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -91,7 +91,7 @@ def test_heat_takes_time_and_threads(compiled: Callable[[str], Path]) -> None:
 def run(cli: Path, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [cli, path, "--prompt", PROMPT, "--max-tokens", str(TOKENS), "--temperature", "0"]
     return subprocess.run(
-        [*command, "--ignore-eos", *options],
+        [*command, "--ignore-eos", "--allow-foreign-board", *options],
         capture_output=True, text=True, errors="replace", check=False, timeout=60,
     )  # fmt: skip
 
