@@ -16,7 +16,7 @@
 #define GB_BYTE_ORDER 0x01020304u
 #define GB_MAJOR 1u
 #define GB_MINOR 0u
-#define GB_ENGINE_ABI 2u /* raised when an engine must refuse older artifacts' successors */
+#define GB_ENGINE_ABI 3u /* raised when an engine must refuse older artifacts' successors */
 
 /* ---- limits, checked before anything else is believed (rule B) ---- */
 enum {
@@ -60,14 +60,15 @@ enum {
 #define GB_SEC_ROPE GB_FOURCC('R', 'O', 'P', 'E') /* gb_rope[], then tables */
 #define GB_SEC_TOKN GB_FOURCC('T', 'O', 'K', 'N') /* TOKENS.md */
 #define GB_SEC_TMPL GB_FOURCC('T', 'M', 'P', 'L') /* TOKENS.md; optional: no chat mode without */
-#define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with KV_MASK or KV_VALUE4 */
+#define GB_SEC_KVMK GB_FOURCC('K', 'V', 'M', 'K') /* gb_kv_unit[]; with KV_MASK or KV_4BIT */
 #define GB_SEC_THRM GB_FOURCC('T', 'H', 'R', 'M') /* one gb_thermal */
 #define GB_SEC_TEST GB_FOURCC('T', 'E', 'S', 'T') /* gb_test[] */
 #define GB_SEC_PINP GB_FOURCC('P', 'I', 'N', 'P') /* gb_pin, then ids, ring blocks; optional */
+#define GB_SEC_COLD GB_FOURCC('C', 'O', 'L', 'D') /* gb_cold[]; optional, not the engine's */
 #define GB_SEC_HDFJ GB_FOURCC('H', 'D', 'F', 'J') /* resolved HDF, canonical JSON */
 #define GB_SEC_MANI GB_FOURCC('M', 'A', 'N', 'I') /* msgpack, never read by the engine */
 #define GB_SEC_WHOT GB_FOURCC('W', 'H', 'O', 'T') /* weights, mapped and used where they lie */
-/* reserved for later: GRAM WCLD */
+/* reserved for later: GRAM */
 
 enum { GB_SECF_REQUIRED = 1, GB_SECF_HOT = 2, GB_SECF_COLD = 4, GB_SECF_SECRET = 8 };
 
@@ -81,8 +82,10 @@ enum {
     GB_REQ_KV_INT8 = 1u << 5,
     GB_REQ_KV_FLOAT = 1u << 6,
     GB_REQ_KV_MASK = 1u << 7, /* some KV heads keep a part of the positions */
-    GB_REQ_KV_VALUE4 = 1u << 8, /* some KV heads hold values of 4 bits */
-    GB_REQ_KNOWN = 0x1ff
+    GB_REQ_KV_VALUE4 = 1u << 8, /* some KV heads hold values of 4 bits, */
+    GB_REQ_KV_KEY4 = 1u << 9,   /* .. keys */
+    GB_REQ_KV_4BIT = GB_REQ_KV_VALUE4 | GB_REQ_KV_KEY4,
+    GB_REQ_KNOWN = 0x3ff
 };
 
 enum {
@@ -114,7 +117,8 @@ enum { GB_LAYER_DENSE = 0 };
 enum { GB_LAYERF_QK_NORM = 1, GB_LAYERF_QKV_BIAS = 2, GB_LAYERF_ATTN_SOFTCAP = 4 };
 enum { GB_CONFF_TIED = 1, GB_CONFF_FINAL_SOFTCAP = 2 };
 enum { GB_KV_F32 = 0, GB_KV_F16 = 1, GB_KV_INT8 = 2 };
-enum { GB_UNITF_VALUE4 = 1 }; /* values of 4 bits; int8 only */
+enum { GB_UNITF_VALUE4 = 1, GB_UNITF_KEY4 = 2 }; /* values, keys of 4 bits; int8 only */
+enum { GB_COLD_STREAM = 0, GB_COLD_ROWS = 1 };    /* read in order for every token, or by rows */
 
 typedef struct gb_header {
     uint8_t magic[8];
@@ -123,7 +127,7 @@ typedef struct gb_header {
     uint32_t header_size, entry_size, section_count, align; /* 256, 128, n, 256 */
     uint64_t file_size, table_offset;                       /* bytes; 512 */
     uint64_t required_features, optional_features;
-    uint64_t ram_weights; /* bytes of WHOT, rounded up to 4096 */
+    uint64_t ram_weights; /* mem_size of WHOT, rounded up to 4096 */
     uint64_t ram_arena;   /* end of the last PLAN buffer, rounded up to 4096 */
     uint64_t ram_kv;      /* end of the last layer's ring, rounded up to 4096 */
     uint64_t ram_total;   /* weights + arena + kv + tables + engine + stacks */
@@ -131,7 +135,7 @@ typedef struct gb_header {
     uint32_t isa, isa_features, engine_abi_min, kv_layout_id;
     uint8_t hdf_sha256[32], root_sha256[32];
     uint8_t target[16];   /* NUL-padded, not terminated at 16 characters */
-    uint64_t ram_tables;  /* the rest of the file: pad(file_size, 4096) - ram_weights */
+    uint64_t ram_tables;  /* the file without WHOT: pad(file_size, 4096) - pad(size, 4096) */
     uint64_t ram_engine;  /* FORMAT.md, "Memory" */
     uint64_t ram_stacks;  /* thread stacks for the planned thread count */
     uint8_t reserved[24];
@@ -145,7 +149,7 @@ typedef struct gb_signature { /* outside the root: signing changes only these by
 
 typedef struct gb_section {
     uint32_t type, flags;
-    uint64_t offset, size, mem_size; /* bytes; mem_size = size in version 1 */
+    uint64_t offset, size, mem_size; /* bytes; mem_size < size: of cold weights */
     uint32_t record_size, crc32;     /* record_size 0 where the section is not an array */
     uint64_t record_count;
     uint8_t reserved0[16], sha256[32], name[16], reserved1[16];
@@ -187,7 +191,7 @@ typedef struct gb_kv_unit { /* what a KV head of a layer keeps, in blocks of 32 
     uint32_t sink;          /* from the start .. */
     uint16_t recent, flags; /* .. and up to a query's own; 0, 0: all of the window; GB_UNITF_* */
     uint32_t blocks;        /* of its ring: sink + recent + 1, or all */
-    uint32_t first;         /* where that begins in the layer's: blocks; with KV_VALUE4 64 bytes */
+    uint32_t first;         /* where that begins in the layer's: blocks; with KV_4BIT 64 bytes */
 } gb_kv_unit;
 
 typedef struct gb_segment { /* a run of groups of one format, equal for all panels of a tensor */
@@ -279,6 +283,11 @@ typedef struct gb_pin { /* then u32 ids, zeros up to a line, and the ring blocks
     uint8_t reserved[60];
 } gb_pin;
 
+typedef struct gb_cold { /* a plane of a tensor that does not stay in memory */
+    uint32_t tensor, plane; /* TENS index; 0: its data, 1: its second plane */
+    uint32_t by, reserved;  /* GB_COLD_* */
+} gb_cold;
+
 typedef struct gb_test { /* greedy from an empty cache; ids beyond the counts are zero */
     uint32_t prompt_count, step_count;
     uint64_t digest; /* FNV-1a 64 over the logits' bytes: last prompt position, then each step */
@@ -310,6 +319,7 @@ _Static_assert(sizeof(gb_thermal) == 64, "gb_thermal");
 _Static_assert(sizeof(gb_rung) == 8, "gb_rung");
 _Static_assert(sizeof(gb_ladder) == 128, "gb_ladder");
 _Static_assert(sizeof(gb_pin) == 64, "gb_pin");
+_Static_assert(sizeof(gb_cold) == 16, "gb_cold");
 _Static_assert(sizeof(gb_test) == 2048, "gb_test");
 
 #endif

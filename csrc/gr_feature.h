@@ -10,7 +10,7 @@
 
 #ifdef GR_MINIMAL
 enum { GR_REQ_KNOWN = GB_REQ_KNOWN & ~(GB_REQ_FLOAT | GB_REQ_KV_FLOAT | GB_REQ_KV_MASK |
-                                        GB_REQ_KV_VALUE4),
+                                        GB_REQ_KV_4BIT),
        GR_KV_FIRST = GB_KV_INT8,
        GR_STEP_MAX = GB_KV_BLOCK }; /* tokens of a prefill step */
 #else

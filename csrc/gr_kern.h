@@ -45,7 +45,7 @@ typedef struct gr_span {
     size_t stride, scale_stride; /* elements from one position to the next */
     size_t next;                 /* bytes from here to the same of the next block; 0: unknown */
     uint32_t count;
-    bool packed;                 /* v holds 4 bits each: not for a kernel (gr_kv_unpack) */
+    bool key4, value4;           /* k, v hold 4 bits each: not for a kernel (gr_kv_unpack) */
 } gr_span;
 
 /* Queries of one KV head: heads that share it, or one head at successive tokens. */

@@ -2,8 +2,9 @@
  * progress. gr_kv_fill.c puts them there.
  *
  * A layer's ring is [kv head][block]; a block holds 32 tokens of one head: K codes, K scales, V
- * codes (of 4 bits in some heads), V scales. Position p stands in block (p / 32) mod blocks; a head
- * that keeps a part has its first blocks, the sink, before its ring. */
+ * codes, V scales; in some heads codes of K, of V or of both have 4 bits. Position p stands in
+ * block (p / 32) mod blocks; a head that keeps a part has its first blocks, the sink, before its
+ * ring. */
 #include "gr_model.h"
 
 static uint32_t element_size(uint32_t kv_type)
@@ -20,9 +21,10 @@ gr_kv_block gr_kv_block_of(const gr_engine *e, const gb_layer *l, uint32_t flags
 {
     size_t codes = (size_t)GB_KV_BLOCK * l->head_dim * element_size(e->v.conf.kv_type);
     size_t scales = (size_t)GB_KV_BLOCK * scale_count(e, l) * sizeof(uint16_t);
+    size_t keys = flags & GB_UNITF_KEY4 ? codes / 2 : codes;
     size_t values = flags & GB_UNITF_VALUE4 ? codes / 2 : codes;
-    return (gr_kv_block){.size = codes + values + 2 * scales, /* whole lines: gr_kv_block_size */
-                         .ks = codes, .v = codes + scales, .vs = codes + scales + values};
+    return (gr_kv_block){.size = keys + values + 2 * scales, /* whole lines: gr_kv_block_size */
+                         .ks = keys, .v = keys + scales, .vs = keys + scales + values};
 }
 
 gb_kv_unit gr_kv_unit_of(const gr_view *v, const gb_layer *l, uint32_t head)
@@ -36,12 +38,26 @@ uint8_t *gr_kv_ring_block(const gr_engine *e, const gb_layer *l, const gb_kv_uni
 {
     uint32_t block = position / GB_KV_BLOCK, ring = u->blocks - u->sink;
     size_t index = block < u->sink ? block : u->sink + (block - u->sink) % ring;
-    bool lines = (e->v.header.required_features & GB_REQ_KV_VALUE4) != 0;
+    bool lines = (e->v.header.required_features & GB_REQ_KV_4BIT) != 0;
     size_t step = lines ? GB_LINE : gr_kv_block_of(e, l, 0).size; /* as gr_kv_step */
     return e->kv + l->kv_offset + u->first * step + index * size;
 }
 
-/* ---- values of 4 bits: every 17th code. A byte holds value i, and value i + half above ---- */
+/* ---- 4 bits: every 17th code. A byte holds code i, and code i + half above ---- */
+
+void gr_kv_rotate(float *x, uint32_t dim, bool query)
+{
+    uint32_t h = 1;
+    for (; dim % (2 * h) == 0; h *= 2) {
+        for (uint32_t i = 0; i < dim; i = ((i | h) + 1) & ~h) { /* those without the bit h */
+            float a = x[i], b = x[i + h];
+            x[i] = a + b;
+            x[i + h] = a - b;
+        }
+    }
+    for (uint32_t i = 0; query && i < dim; i++)
+        x[i] *= 1.0f / (float)h; /* exact */
+}
 
 /* Eight levels to codes, byte by byte: 17 n - 119 modulo 256. */
 static uint64_t codes_of(uint64_t levels)
@@ -62,12 +78,12 @@ static void unpack(const uint8_t *from, int8_t *codes, uint32_t half)
     }
 }
 
-void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values)
+const int8_t *gr_kv_unpack(gr_span *s, const void *from, uint32_t dim, int8_t *codes)
 {
     for (uint32_t p = 0; p < s->count; p++)
-        unpack((const uint8_t *)s->v + (size_t)p * dim / 2, values + (size_t)p * dim, dim / 2);
-    s->v = values;
+        unpack((const uint8_t *)from + (size_t)p * dim / 2, codes + (size_t)p * dim, dim / 2);
     s->next = 0;
+    return codes;
 }
 
 gr_seen gr_kv_unit_seen(const gb_kv_unit *u, uint32_t window, uint32_t position)
@@ -123,9 +139,10 @@ gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
     uint32_t slot = position % GB_KV_BLOCK, room = GB_KV_BLOCK - slot;
     size_t at = (size_t)slot * l->head_dim * element_size(e->v.conf.kv_type);
     end = end < e->pos ? end : e->pos;
-    s.k = block + at;
-    s.packed = u.flags & GB_UNITF_VALUE4;
-    s.v = block + b.v + (s.packed ? at / 2 : at);
+    s.key4 = u.flags & GB_UNITF_KEY4;
+    s.value4 = u.flags & GB_UNITF_VALUE4;
+    s.k = block + (s.key4 ? at / 2 : at);
+    s.v = block + b.v + (s.value4 ? at / 2 : at);
     s.ks = (const uint16_t *)(const void *)(block + b.ks) + slot * scales;
     s.vs = (const uint16_t *)(const void *)(block + b.vs) + slot * scales;
     s.count = end - position < room ? end - position : room;

@@ -9,11 +9,20 @@ static uint32_t ring_positions(const gb_kv_unit *u)
     return (u->blocks - u->sink) * GB_KV_BLOCK;
 }
 
-/* Value i and value i + half in a byte. */
-static void pack(const int8_t *codes, uint8_t *to, uint32_t half)
+static uint32_t level_of(int8_t code)
 {
-    for (uint32_t i = 0; i < half; i++)
-        to[i] = (uint8_t)((codes[i] + 127) / 17 | (codes[half + i] + 127) / 17 << 4);
+    return (uint32_t)(code + 127) * 241 >> 12; /* a 17th, exact up to 254 */
+}
+
+/* A position's codes to its place in a block: as they are, or codes i and i + half in a byte. */
+static void store(bool narrow, const uint8_t *from, uint8_t *block, uint32_t slot, size_t size)
+{
+    const int8_t *codes = (const int8_t *)from;
+    size_t half = size / 2;
+    if (!narrow)
+        memcpy(block + slot * size, from, size);
+    for (size_t i = 0; narrow && i < half; i++)
+        block[slot * half + i] = (uint8_t)(level_of(codes[i]) | level_of(codes[half + i]) << 4);
 }
 
 bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, uint32_t head,
@@ -26,9 +35,10 @@ bool gr_kv_put(const gr_engine *e, const gb_layer *l, bool value, uint32_t row, 
         int8_t *codes = (int8_t *)to;
         bool ok = e->kern->quantise(x, l->head_dim, l->kv_group, codes,
                                     (value ? c.vs : c.ks) + at * c.scales);
-        bool value4 = value && gr_kv_unit_of(&e->v, l, head).flags & GB_UNITF_VALUE4;
-        for (uint32_t i = 0; value4 && i < l->head_dim; i++) /* as it comes back from the ring */
-            codes[i] = (int8_t)((codes[i] + 127) / 17 * 17 - 119);
+        uint32_t flag = value ? GB_UNITF_VALUE4 : GB_UNITF_KEY4;
+        bool narrow = gr_kv_unit_of(&e->v, l, head).flags & flag;
+        for (uint32_t i = 0; narrow && i < l->head_dim; i++) /* as it comes back from the ring */
+            codes[i] = (int8_t)((int32_t)level_of(codes[i]) * 17 - 119);
         return ok;
     }
     if (e->v.conf.kv_type == GB_KV_F32) {
@@ -58,11 +68,8 @@ void gr_kv_store(const gr_engine *e, const gb_layer *l)
             uint32_t slot = (e->pos + t) % GB_KV_BLOCK;
             size_t row = (size_t)(e->row + t) * l->kv_heads + h;
             uint8_t *block = gr_kv_ring_block(e, l, &u, e->pos + t, b.size);
-            memcpy(block + slot * codes, c.k + row * codes, codes);
-            if (u.flags & GB_UNITF_VALUE4)
-                pack((int8_t *)c.v + row * codes, block + b.v + slot * codes / 2, l->head_dim / 2);
-            else
-                memcpy(block + b.v + slot * codes, c.v + row * codes, codes);
+            store(u.flags & GB_UNITF_KEY4, c.k + row * codes, block, slot, codes);
+            store(u.flags & GB_UNITF_VALUE4, c.v + row * codes, block + b.v, slot, codes);
             memcpy(block + b.ks + slot * scales, c.ks + row * c.scales, scales);
             memcpy(block + b.vs + slot * scales, c.vs + row * c.scales, scales);
         }

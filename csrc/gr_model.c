@@ -155,9 +155,10 @@ static void find_tensors(gr_fwd *f)
 
 /* ---- between the products ---- */
 
-static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to the calibration */
+static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to who wants to know */
 {
     const gr_engine *e = f->e;
+    gr_tell(e, stage, f->layer);
     if (e->capture && a->x)
         e->capture(e->capture_user, f->layer, stage, a->x, f->count, a->cols);
 }
@@ -352,8 +353,11 @@ static bool finish_head(const gr_fwd *f, uint32_t role, uint32_t token, uint32_t
     const gb_rope *rope = &e->v.ropes[l->rope];
     const float *table = (const float *)(const void *)(e->v.rope_base + rope->offset);
     e->kern->rope(y, table + (size_t)place(f, token) * 2 * rope->pairs, rope->pairs);
-    ok &= role == GB_ROLE_Q ? put_query(e, l, token, head, y)
-                            : gr_kv_put(e, l, false, token, head, y);
+    bool query = role == GB_ROLE_Q;
+    uint32_t kv_head = query ? head / (l->heads / l->kv_heads) : head;
+    if (gr_kv_unit_of(&e->v, l, kv_head).flags & GB_UNITF_KEY4)
+        gr_kv_rotate(y, l->head_dim, query);
+    ok &= query ? put_query(e, l, token, head, y) : gr_kv_put(e, l, false, token, head, y);
     return ok;
 }
 
@@ -488,10 +492,12 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
     const gb_layer *l = f->l;
     uint32_t type = e->v.conf.kv_type, dim = l->head_dim;
     float total[GR_QUERIES];
-    int8_t values[GB_KV_BLOCK * GB_MAX_HEAD_DIM];
+    int8_t codes[GB_KV_BLOCK * GB_MAX_HEAD_DIM];
     gr_span span;
     for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
         span = span_at(f, t, p);
+        if (span.key4)
+            span.k = gr_kv_unpack(&span, span.k, dim, codes);
         score_tile(f, t, &span, t->s + column(t, p));
     }
     for (uint32_t i = 0; i < t->rows; i++) {
@@ -501,8 +507,8 @@ static void attend(const gr_fwd *f, const gr_tile *t, float *out, size_t ldo)
     for (uint32_t p = onward(t, 0); p < t->end; p = onward(t, p + span.count)) {
         span = span_at(f, t, p);
         const float *s = t->s + column(t, p);
-        if (span.packed)
-            gr_kv_unpack(&span, dim, values);
+        if (span.value4)
+            span.v = gr_kv_unpack(&span, span.v, dim, codes);
         if (type == GB_KV_INT8)
             e->kern->value(s, t->ld, t->rows, &span, dim, l->kv_group, out, ldo);
         for (uint32_t i = 0; type != GB_KV_INT8 && i < t->rows; i++)

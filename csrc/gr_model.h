@@ -39,8 +39,12 @@ gr_seen gr_kv_seen(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_
  * starts at e->pos), from the chunk's own store after that. */
 gr_span gr_kv_span(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t position,
                    uint32_t end);
-/* The values of a packed span in `values` [GB_KV_BLOCK][dim]: now it is one for a kernel. */
-void gr_kv_unpack(gr_span *s, uint32_t dim, int8_t *values);
+/* Keys or values of 4 bits of a span, which begin at `from`, as codes [GB_KV_BLOCK][dim] that a
+ * kernel takes in their place. Returns codes. */
+const int8_t *gr_kv_unpack(gr_span *s, const void *from, uint32_t dim, int8_t *codes);
+/* A query or a key before it is quantised for keys of 4 bits (NUMERICS.md, 7): outliers are spread
+ * over the head, and products stay what they are. */
+void gr_kv_rotate(float *x, uint32_t dim, bool query);
 /* K and V of the engine's rows go to the ring; of more rows than the ring holds only what fits. */
 void gr_kv_store(const gr_engine *e, const gb_layer *l);
 /* Would `count` tokens from `from` on overwrite keys that a token at `from` may see? */
@@ -97,6 +101,8 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
 /* gr_planes.c: a serial step that tells whether only the best logits are wanted, and the parts. */
 bool gr_planes_begin(gr_head *h);
 void gr_planes_part(gr_head *h, uint32_t thread, uint32_t threads);
+
+void gr_tell(const gr_engine *e, uint32_t step, uint32_t at);
 
 /* ---- splits ---- */
 typedef struct gr_range {

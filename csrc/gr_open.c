@@ -171,9 +171,11 @@ static bool entry_is_good(const gb_section *s, uint64_t end)
     uint32_t known = GB_SECF_REQUIRED | GB_SECF_HOT | GB_SECF_COLD | GB_SECF_SECRET;
     uint64_t align = s->type == GB_SEC_WHOT ? GB_WEIGHT_ALIGN : GB_ALIGN;
     uint64_t records = s->record_size ? gr_mul(s->record_size, s->record_count) : s->size;
+    bool cold = s->type == GB_SEC_WHOT && s->flags & GB_SECF_COLD;
     return memcmp(s->name, name, sizeof name) == 0 && (s->flags & ~known) == 0 &&
            all_zero(s->reserved0, sizeof s->reserved0) &&
-           all_zero(s->reserved1, sizeof s->reserved1) && s->mem_size == s->size &&
+           all_zero(s->reserved1, sizeof s->reserved1) &&
+           (cold ? s->mem_size <= s->size : s->mem_size == s->size) &&
            records == s->size && (s->record_size != 0 || s->record_count == 0) &&
            s->offset == gr_align(end, align) && end != GR_TOO_BIG;
 }
@@ -205,7 +207,7 @@ static bool check_presence(reader *r)
     for (size_t i = 0; i < REQUIRED_COUNT; i++)
         if (!find(r, required[i]))
             return fail(r, GEMRUN_E_MISSING, required[i], 0, 0);
-    bool mask = (r->v->header.required_features & (GB_REQ_KV_MASK | GB_REQ_KV_VALUE4)) != 0;
+    bool mask = (r->v->header.required_features & (GB_REQ_KV_MASK | GB_REQ_KV_4BIT)) != 0;
     if (mask != (find(r, GB_SEC_KVMK) != NULL))
         return fail(r, GEMRUN_E_MISSING, GB_SEC_KVMK, mask, !mask);
     for (uint32_t i = 0; i < r->count; i++) {
@@ -315,15 +317,18 @@ static bool open_conf(reader *r)
     return WITHIN(r, GEMRUN_E_CONF, 0, table);
 }
 
-/* What a layer's KV heads keep: all of its window, or, where there is none, a part; values of 4
- * bits go eight bytes at a time. */
+_Static_assert(GB_REQ_KV_VALUE4 == GB_UNITF_VALUE4 << 8 && GB_REQ_KV_KEY4 == GB_UNITF_KEY4 << 8,
+               "a unit's flag is its feature");
+
+/* What a layer's KV heads keep: all of its window, or, where there is none, a part; what has 4 bits
+ * goes eight bytes at a time. */
 static bool check_units(reader *r, uint32_t index)
 {
     const gr_view *v = r->v;
     const gb_layer *l = v->layers + index;
     uint64_t start = index ? (uint64_t)l[-1].unit_first + l[-1].kv_heads : 0, first = 0;
-    bool narrow = v->header.required_features & GB_REQ_KV_VALUE4 &&
-                  v->conf.kv_type == GB_KV_INT8 && l->head_dim % 16 == 0;
+    uint64_t narrow = v->conf.kv_type == GB_KV_INT8 && l->head_dim % 16 == 0
+                          ? (v->header.required_features & GB_REQ_KV_4BIT) >> 8 : 0;
     start = v->units ? start : 0;
     if (l->unit_first != start)
         return bad(r, GEMRUN_E_LAYR, index, start, l->unit_first);
@@ -337,7 +342,7 @@ static bool check_units(reader *r, uint32_t index)
             {u->recent, 0, some ? l->kv_blocks : 0}, {u->sink, some, some ? l->kv_blocks : 0},
             {ring, 1, all ? l->kv_blocks : (uint64_t)l->kv_blocks - 1},
             {u->blocks, ring, ring}, {u->first, first, first},
-            {u->flags, 0, narrow ? GB_UNITF_VALUE4 : 0}};
+            {u->flags & ~narrow, 0, 0}};
         if (!WITHIN(r, GEMRUN_E_KVMK, l->unit_first + h, table))
             return false;
         first += u->blocks * gr_kv_block_size(v, l, u->flags) / gr_kv_step(v, l);
@@ -797,11 +802,12 @@ static bool check_totals(reader *r)
         arena = gr_max(arena, v->plans[i].offset + v->plans[i].size);
     for (uint32_t i = 0; i < v->layer_count; i++)
         kv = gr_add(kv, v->layers[i].kv_size);
-    uint64_t weights = gr_align(find(r, GB_SEC_WHOT)->size, page);
+    const gb_section *whot = find(r, GB_SEC_WHOT);
+    uint64_t weights = gr_align(whot->size, page);
     uint64_t file = gr_align(v->image_size, page);
-    const uint64_t want[] = {weights, gr_align(arena, page), gr_align(kv, page),
-                             file > weights ? file - weights : 0, gr_engine_size(v),
-                             gr_mul(v->conf.threads - 1, GR_STACK_SIZE)};
+    const uint64_t want[] = {gr_align(whot->mem_size, page), gr_align(arena, page),
+                             gr_align(kv, page), file > weights ? file - weights : 0,
+                             gr_engine_size(v), gr_mul(v->conf.threads - 1, GR_STACK_SIZE)};
     const uint64_t have[] = {h->ram_weights, h->ram_arena,  h->ram_kv,
                              h->ram_tables,  h->ram_engine, h->ram_stacks};
     for (uint32_t i = 0; i < sizeof want / sizeof want[0]; i++) {

@@ -69,13 +69,14 @@ static uint64_t kv_scales(uint32_t kv_type, const gb_layer *l)
 uint64_t gr_kv_block_size(const gr_view *v, const gb_layer *l, uint32_t flags)
 {
     uint64_t codes = kv_codes(v->conf.kv_type, l), scales = kv_scales(v->conf.kv_type, l);
+    uint64_t keys = flags & GB_UNITF_KEY4 ? codes / 2 : codes;
     uint64_t values = flags & GB_UNITF_VALUE4 ? codes / 2 : codes;
-    return gr_align(GB_KV_BLOCK * (codes + values + 2 * scales), GB_LINE);
+    return gr_align(GB_KV_BLOCK * (keys + values + 2 * scales), GB_LINE);
 }
 
 uint64_t gr_kv_step(const gr_view *v, const gb_layer *l)
 {
-    bool lines = (v->header.required_features & GB_REQ_KV_VALUE4) != 0;
+    bool lines = (v->header.required_features & GB_REQ_KV_4BIT) != 0;
     return lines ? GB_LINE : gr_kv_block_size(v, l, 0);
 }
 

@@ -321,7 +321,10 @@ static gemrun_status take_facts(gs_model *m)
     gs_facts *f = &m->facts;
     *f = (gs_facts){.context = i.context, .kv_size = s.kv_size, .kv_type = i.kv_type,
                     .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
-                    .ram_kv = s.ram_kv, .request = gemrun_request_default(m->ctx)};
+                    .ram_kv = s.ram_kv, .locked = s.locked_bytes,
+                    .request = gemrun_request_default(m->ctx)};
+    uint64_t lockable = s.ram_total - s.ram_stacks - s.locked_bytes;
+    f->unlocked = lockable < 4096 ? 0 : lockable; /* the file's last page is not whole */
     snprintf(f->name, sizeof f->name, "%s", i.name);
     snprintf(f->family, sizeof f->family, "%s", i.family);
     snprintf(f->target, sizeof f->target, "%s", i.target);
@@ -348,6 +351,7 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
         c.prefill_batch_size = 0; /* this version is compiled for less than the handle's others */
         *st = gemrun_open(&m->ctx, path, &c);
     }
+    *st = *st == GEMRUN_OK && !c.ignore_memory ? gemrun_stream(m->ctx) : *st;
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
     bool ours = *st != GEMRUN_OK || c.allow_foreign_board ||
                 gemrun_check_board(m->ctx, path, NULL) >= 0;

@@ -73,7 +73,8 @@ typedef struct ring { /* blocks of a KV head, for a number of tokens in the cach
     uint32_t used, blocks, sink;
     uint32_t tokens, from; /* the next token sees positions from `from` on, and the sink */
     uint32_t high;
-    size_t codes, values, scales, block; /* bytes: of a position's K, V; of a block */
+    size_t codes[2], scales, block; /* bytes: of a position's K, V; of a block */
+    bool packed[2];                 /* K, V hold two codes of 4 bits a byte */
 } ring;
 
 typedef struct stretch { /* neighbours in a block that are all in use, or none is */
@@ -83,7 +84,7 @@ typedef struct stretch { /* neighbours in a block that are all in use, or none i
 
 typedef struct area {
     size_t at, size;
-    bool scales, packed; /* packed: two values of 4 bits a byte */
+    bool scales, packed;
 } area;
 
 static ring ring_of(const gr_engine *e, const gb_layer *l, uint32_t head, uint32_t tokens,
@@ -92,9 +93,12 @@ static ring ring_of(const gr_engine *e, const gb_layer *l, uint32_t head, uint32
     uint32_t type = e->v.conf.kv_type, blocks = (tokens + GB_KV_BLOCK - 1) / GB_KV_BLOCK;
     gb_kv_unit u = gr_kv_unit_of(&e->v, l, head);
     ring r = {.blocks = u.blocks, .sink = u.sink, .tokens = tokens, .high = high};
-    r.codes = l->head_dim * (type == GB_KV_INT8 ? 1u : type == GB_KV_F16 ? 2u : 4u);
+    size_t codes = l->head_dim * (type == GB_KV_INT8 ? 1u : type == GB_KV_F16 ? 2u : 4u);
+    r.packed[0] = u.flags & GB_UNITF_KEY4;
+    r.packed[1] = u.flags & GB_UNITF_VALUE4;
+    for (uint32_t i = 0; i < 2; i++)
+        r.codes[i] = r.packed[i] ? codes / 2 : codes;
     r.scales = type == GB_KV_INT8 ? l->head_dim / l->kv_group * sizeof(uint16_t) : 0;
-    r.values = u.flags & GB_UNITF_VALUE4 ? r.codes / 2 : r.codes;
     r.block = (size_t)gr_kv_block_size(&e->v, l, u.flags);
     r.at = e->kv + l->kv_offset + u.first * gr_kv_step(&e->v, l);
     r.used = gr_least(r.blocks, blocks);
@@ -141,9 +145,8 @@ static void areas_of(const ring *r, const stretch *run, area out[4])
 {
     size_t rows = run->to - run->from, from = run->from, at = 0;
     for (uint32_t i = 0; i < 2; i++) {
-        size_t codes = i == 0 ? r->codes : r->values;
-        bool packed = codes != r->codes;
-        out[2 * i] = (area){at + from * codes, rows * codes, false, packed};
+        size_t codes = r->codes[i];
+        out[2 * i] = (area){at + from * codes, rows * codes, false, r->packed[i]};
         at += GB_KV_BLOCK * codes;
         out[2 * i + 1] = (area){at + from * r->scales, rows * r->scales, true, false};
         at += GB_KV_BLOCK * r->scales;
@@ -868,5 +871,7 @@ gemrun_status gemrun_session_open(gemrun_context_t **out, gemrun_context_t *mode
     gemrun_status st = gemrun_open_mem(out, v->image, (size_t)v->image_size, NULL, 0, &q);
     if (st != GEMRUN_OK)
         rename_object(name_of(model));
+    else
+        (*out)->e.ahead = model->e.ahead; /* the mapping is the same */
     return st;
 }

@@ -9,9 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "doctor.h"
 #include "gemrun_board.h"
 #include "gemrun_session.h"
 #include "gemrun_thermal.h"
@@ -26,7 +28,7 @@ enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN
 typedef struct options {
     const char *path, *prompt, *system, *kernel, *head, *on_full, *session, *sensor;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
-    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save;
+    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save, doctor;
     uint32_t foreign_board;
     uint64_t decode_threads, balance, speculate, serve;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
@@ -99,11 +101,14 @@ static const struct option {
      "open although built for another known board"},
     {"--sensor", TEXT, AT(sensor), 0, 0, 0,
      "SOURCE  keep cool by file:PATH, hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
-    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
+    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0,
+     "keep it from being paged out, as far as RLIMIT_MEMLOCK allows"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
     {"--json", FLAG, AT(json), 0, 0, 0, "print one JSON object with text, tokens and figures"},
     {"--info", FLAG, AT(info), 0, 0, 0, "print what the artifact is, and end"},
     {"--run-tests", FLAG, AT(run_tests), 0, 0, 0, "replay the stored test vectors, and end"},
+    {"--doctor", FLAG, AT(doctor), 0, 0, 0,
+     "check this device, and MODEL on it where one is named; exit 1: bad"},
     {"--tune", FLAG, AT(tune), 0, 0, 0, "measure how many threads pay here, keep it, and end"},
     {"--serve", NUMBER, AT(serve), 0, 3, 1 << 20,
      "FD  answer gemctld on this open socket until it closes"},
@@ -128,6 +133,7 @@ static int usage(const char *object, const char *what)
 static int help(void)
 {
     puts("usage: gemrun MODEL.gembin --prompt TEXT [options]\n"
+         "       gemrun --doctor [MODEL.gembin]\n"
          "\n"
          "Runs a compiled model. --prompt alone is continued as it stands, even where the model\n"
          "has a chat template: --chat and --interactive use that. --option=value works as well.\n"
@@ -143,7 +149,8 @@ static int help(void)
         snprintf(left, sizeof left, "%s %.*s", table[i].name, shown, words);
         printf("  %-22s  %s\n", left, gap ? gap + 2 : words);
     }
-    puts("\nExit: 0 done, 2 usage, 4 board, 5 memory, 6 file, 8 run failed, 130 cancelled.");
+    puts("\nExit: 0 done, 1 something is bad (--doctor), 2 usage, 4 board, 5 memory, 6 file,\n"
+         "8 run failed, 130 cancelled.");
     return 0;
 }
 
@@ -358,7 +365,7 @@ static int parse(int argc, char **argv, options *o)
             o->path = argv[i];
         }
     }
-    if (o->help || o->version) {
+    if (o->help || o->version || o->doctor) {
         return 0;
     }
     if (!o->path) {
@@ -496,6 +503,28 @@ static int check_options(gemrun_context_t *ctx, const options *o)
     return 0;
 }
 
+/* What was to stay in memory and may not: a run may then wait for the disk. */
+static void warn_unlocked(gemrun_context_t *ctx)
+{
+    gemrun_stats s = {.size = sizeof s};
+    struct rlimit limit;
+    if (gemrun_get_stats(ctx, &s) != GEMRUN_OK || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+        return;
+    }
+    uint64_t wanted = s.ram_total - s.ram_stacks; /* the file's last page is not whole */
+    if (wanted - s.locked_bytes < 4096) {
+        return;
+    }
+    fprintf(stderr, "gemrun: --lock-memory: warning: %.1f of %.1f MB are locked, ",
+            (double)s.locked_bytes * 1e-6, (double)wanted * 1e-6);
+    if (limit.rlim_cur == RLIM_INFINITY) {
+        fputs("the system refuses more; free memory, or leave it out\n", stderr);
+    } else {
+        fprintf(stderr, "RLIMIT_MEMLOCK is %.1f MB; raise it with ulimit -l unlimited, or with "
+                "LimitMEMLOCK= in a unit\n", (double)limit.rlim_cur * 1e-6);
+    }
+}
+
 /* ---- output ---- */
 
 typedef struct text {
@@ -577,7 +606,8 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
         printf("\"temp_c\": %.1f, \"throttle_level\": %u, \"throttle_fault\": %s, ",
                (double)t.celsius, t.level, t.fault ? "true" : "false");
     }
-    printf("\"ram_total\": %llu, \"tokens\": [", (unsigned long long)s->ram_total);
+    printf("\"ram_total\": %llu, \"locked_bytes\": %llu, \"tokens\": [",
+           (unsigned long long)s->ram_total, (unsigned long long)s->locked_bytes);
     for (int32_t i = 0; i < count; i++) {
         printf("%s%d", i ? ", " : "", ids[i]);
     }
@@ -588,7 +618,10 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
 
 static void print_stats(const gemrun_stats *s)
 {
-    char head[80] = "", draft[80] = "", held[40] = "";
+    char head[80] = "", draft[80] = "", held[40] = "", locked[40] = "";
+    if (s->locked_bytes > 0) {
+        snprintf(locked, sizeof locked, ", %.1f MB of it locked", (double)s->locked_bytes * 1e-6);
+    }
     if (s->reused > 0) {
         snprintf(held, sizeof held, " (%llu in the cache)", (unsigned long long)s->reused);
     }
@@ -602,10 +635,10 @@ static void print_stats(const gemrun_stats *s)
     }
     fprintf(stderr,
             "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens%s, %.1f tok/s; "
-            "context %u of %u%s%s; memory %.1f MB with %u threads\n",
+            "context %u of %u%s%s; memory %.1f MB with %u threads%s\n",
             s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
             held, s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
-            s->threads);
+            s->threads, locked);
 }
 
 static void print_thermal(gemrun_context_t *ctx)
@@ -1075,6 +1108,9 @@ static int run(int argc, char **argv)
     c.allow_foreign_board = o.foreign_board || o.serve; /* gemctld has looked at it */
     c.lock_memory = o.lock_memory;
     c.weights_check = o.check_weights ? GEMRUN_WEIGHTS_FULL : GEMRUN_WEIGHTS_UNCHECKED;
+    if (o.doctor) {
+        return doctor_run(o.path, o.json, &c);
+    }
     if (o.tune) {
         return tune_run(o.path, &c);
     }
@@ -1083,11 +1119,15 @@ static int run(int argc, char **argv)
     gemrun_context_t *ctx = NULL;
     gemrun_status st = o.serve ? (gemrun_status)gs_serve((int)o.serve, o.path, &c)
                                : gemrun_open(&ctx, o.path, &c);
+    st = st == GEMRUN_OK && ctx && !c.ignore_memory ? gemrun_stream(ctx) : st;
     if (st != GEMRUN_OK) {
         return load_failed(&o, st);
     }
     if (o.check_weights) {
         fprintf(stderr, "weights: checksum agrees\n");
+    }
+    if (o.lock_memory) {
+        warn_unlocked(ctx);
     }
     code = work(ctx, &o);
     gemrun_destroy(ctx);

@@ -31,6 +31,7 @@ NAMES = {
 # What helps in a file -> in a command's line.
 REMEDIES = {
     "set tls = true or ca_file, or insecure = true": "give --ca-file, or --insecure",
+    "set username": "give --username",
 }
 TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate")
 KINDS = {

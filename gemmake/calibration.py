@@ -26,7 +26,7 @@ from gemmake.files import read_small
 from gemmake.hdf import show
 from gemmake.kvmask.chat import Chat, encode
 from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Role
-from gemmake.options import CompileOptions, KvType, Quantization
+from gemmake.options import CompileOptions, KvKeys, KvType, KvValues, Quantization
 from gemmake.passes import layout, quant
 from gemmake.passes.layout import StreamTensor
 from gemmake.progress import Reporter
@@ -255,6 +255,8 @@ def in_float(state: State, window: int) -> CompileOptions:
         state.options,
         quantization=Quantization.NONE,
         kv_type=KvType.DENSE,
+        kv_values=KvValues.INT8,  # 4 bits are of an int8 cache
+        kv_keys=KvKeys.INT8,
         context=window,
         chunk=CHUNK,
         statistics=None,

@@ -11,20 +11,24 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
+from gemmake.advise_cli import advise
+from gemmake.engine_cli import engine
 from gemmake.errors import OutputError, UsageError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
 from gemmake.options import (
     MEMORY_LAYOUT,
-    REFUSED,
-    CompileOptions,
     Effort,
     Int4Format,
     KvGate,
+    KvKeys,
     KvType,
     KvValues,
+    Offload,
+    Profile,
     Quantization,
     ThrottleMode,
+    asked,
 )
 from gemrun import console
 from gemrun.format.writer import show
@@ -32,14 +36,6 @@ from gemrun.format.writer import show
 PATH = click.Path(path_type=Path)
 GATES = ",".join(f"{name}={value}" for name, value in asdict(KvGate()).items())
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _refuse(name: str) -> Decorator:
-    def callback(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{name}: not supported; {REFUSED[name]}")
-
-    return click.option(name, callback=callback, expose_value=False, hidden=True)
 
 
 def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> KvGate:
@@ -58,7 +54,15 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
 
 
 def _choice(
-    kind: type[Quantization | Effort | Int4Format | KvValues | ThrottleMode], name: str
+    kind: type[Quantization]
+    | type[Effort]
+    | type[Int4Format]
+    | type[KvValues]
+    | type[KvKeys]
+    | type[Profile]
+    | type[Offload]
+    | type[ThrottleMode],
+    name: str,
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
     members = [member.value for member in kind]
@@ -125,13 +129,14 @@ class Gemmake(Word):
     help="KV cache; dynamic-sparse: int8, and heads that lose little keep a part (measured).",
 )
 @_choice(KvValues, "--kv-values")
+@_choice(KvKeys, "--kv-keys")
 @click.option(
     "--prefill-sample-ratio",
     "sample_ratio",
     type=float,
     default=0.1,
     show_default=True,
-    help="dynamic-sparse, int4 values: share of 10,000 calibration windows that is measured.",
+    help="dynamic-sparse, int4 values, keys: share of 10,000 calibration windows that is measured.",
 )
 @click.option(
     "--kv-gate",
@@ -139,32 +144,33 @@ class Gemmake(Word):
     callback=_gate,
     default=None,
     metavar="kl=..,top1=..",
-    help=f"dynamic-sparse, int4 values: what it may cost on held-out text.  [default: {GATES}]",
+    help="dynamic-sparse, int4 values, keys: what it may cost on held-out text.  "
+    f"[default: {GATES}]",
 )
 @click.option(
     "--kv-minutes",
     "kv_minutes",
     type=float,
     default=None,
-    help="dynamic-sparse, int4 values: measure no longer than this; the result then depends on the "
-    "machine.",
+    help="dynamic-sparse, int4 values, keys: measure no longer than this; the result then depends "
+    "on the machine.",
 )
 @click.option(
     "--kv-cache-size",
     "context",
     type=int,
-    default=1024,
-    show_default=True,
-    help="Tokens the context holds; fixes memory.",
+    default=None,
+    help="Tokens the context holds; fixes memory.  [default: 1024; lite: 512]",
 )
 @click.option(
     "--prefill-chunk",
     "chunk",
     type=int,
-    default=128,
-    show_default=True,
-    help="Tokens of one prefill step; fixes scratch memory.",
+    default=None,
+    help="Tokens of one prefill step; fixes scratch memory.  [default: 128; lite: 32]",
 )
+@_choice(Profile, "--profile")
+@_choice(Offload, "--offload")
 @click.option(
     "--reserve",
     "reserve_mib",
@@ -200,6 +206,12 @@ class Gemmake(Word):
     help="°C at which throttling starts; stored in the artifact.",
 )
 @_choice(ThrottleMode, "--throttle-mode")
+@click.option(
+    "--power-mode",
+    default=None,
+    help="Power mode of the target that speed is predicted for (default: the target's; see "
+    "gemmake hdf list); changes no byte.",
+)
 @click.option(
     "--config",
     type=PATH,
@@ -252,7 +264,6 @@ class Gemmake(Word):
 )
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
-@_refuse("--profile")
 @click.version_option(__version__, prog_name="gemmake")
 def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
@@ -261,6 +272,8 @@ def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
     gemmake hdf --help                    the boards that --target takes: list, show, check
+    gemmake advise --target BOARD MODEL.. which models fit a board and a task, and why not
+    gemmake engine --help                 the engine for other machines
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -278,7 +291,7 @@ def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
             options["output"] = default_output(model, target, bsp_version)
         elif bsp_version is not None:
             raise UsageError("--bsp-version: is for the default name; leave out --output, or it")
-        request = CompileOptions(**options)
+        request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
         click.echo(render_result(result))
@@ -313,7 +326,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise, engine=engine)
 
 if __name__ == "__main__":
     main()

@@ -113,8 +113,8 @@ def _write_again(
     target, keeps = state.options.output, state.keeps
     again = units.rewritten(
         dense, target, keeps,
-        value4=state.value4, kv_mask=state.kv_mask, kv_values=state.kv_values, notes=state.notes,
-        pinned=state.pinned,
+        value4=state.value4, key4=state.key4, kv_mask=state.kv_mask, kv_values=state.kv_values,
+        kv_keys=state.kv_keys, notes=state.notes, pinned=state.pinned,
     )  # fmt: skip
     with again as out:
         return _finish(state, out, tallies, host, reporter)
@@ -259,7 +259,7 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
         "rings": [
             {"offset": r.kv_offset, "size": r.kv_size, "group": r.kv_group} for r in state.layers
         ],
-        "placements": [f"{p.layer}: {p.engine} ({p.reason})" for p in state.placements],
+        "placements": [f"{p.layer} {p.op}: {p.engine} ({p.reason})" for p in state.placements],
         "tokn_bytes": len(state.tokn),
         "tmpl_bytes": len(state.tmpl or b""),
         "rope_bytes": len(state.ropes),

@@ -76,8 +76,7 @@ def place_layers(state: State) -> State:
 
 def budget(state: State) -> State:
     """Refuse what the target cannot hold; one without a memory table leaves it to the device."""
-    planning.within_budget(state)
-    return state
+    return planning.within_budget(state)
 
 
 #: The passes before the weights, in order. `--dump-after` takes these names and those below.
@@ -129,6 +128,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     pin_text = pinning.text_of(options)
     hdf = with_policy(load_hdf(options.target), options.reserve_mib, options.ram_fraction)
     compilable(hdf)
+    hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)

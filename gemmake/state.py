@@ -29,6 +29,8 @@ class State:
     kv_mask: Mapping[str, Any] | None = None  # how that was found, for the manifest
     value4: tuple[bool, ...] = ()  # of each KV head, where the values of one have 4 bits
     kv_values: Mapping[str, Any] | None = None  # how that was found, likewise
+    key4: tuple[bool, ...] = ()  # of each KV head, where the keys of one have 4 bits
+    kv_keys: Mapping[str, Any] | None = None  # how that was found, likewise
     pinned: pins.Pinned | None = None  # the prompt whose keys and values are stored
     placements: tuple[Placement, ...] = ()
     tokn: bytes = field(default=b"", repr=False)  # TOKN section
@@ -37,6 +39,7 @@ class State:
     thermal: spec.Thermal = field(default_factory=spec.Thermal)
     ladder: spec.Ladder | None = None  # what a program does that is told the temperature
     stream: Stream = field(default_factory=lambda: Stream((), (), 0))
+    cold: tuple[spec.Cold, ...] = ()  # weights that do not stay in memory
     conf: spec.Conf = field(default_factory=spec.Conf)
     layers: tuple[spec.Layer, ...] = ()
     buffers: tuple[Buffer, ...] = ()

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemrun.batch import Answer, Batch
     from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Tokens
-    from gemrun.errors import GemRunError
+    from gemrun.errors import GemRunError, MemoryLockWarning
     from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
 __version__ = "0.1.0"
 _PLACES = {
     **dict.fromkeys(("GemRunHandle", "HandleStats", "ReplaceTimes"), "handle"),
     **dict.fromkeys(("Answer", "Batch"), "batch"),
-    "GemRunError": "errors",
+    **dict.fromkeys(("GemRunError", "MemoryLockWarning"), "errors"),
 }
 __all__ = [
     "Answer",
@@ -32,6 +32,7 @@ __all__ = [
     "GemRunHandle",
     "HandleStats",
     "Info",
+    "MemoryLockWarning",
     "Region",
     "ReplaceTimes",
     "Snapshot",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import resource
 import threading
 import warnings
 import weakref
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, 
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
-from gemrun.errors import BoardWarning, BusyError, CallError, ClosedError, error_of
+from gemrun.errors import (
+    BoardWarning,
+    BusyError,
+    CallError,
+    ClosedError,
+    MemoryLockWarning,
+    error_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +60,7 @@ class Config(TypedDict, total=False):
     weights_check: bool  # compare the weights' checksum too
     allow_foreign_board: bool
     ignore_memory: bool
-    lock_memory: bool
+    lock_memory: bool  # keep all from being paged out; MemoryLockWarning where the limit is too low
     kernel: str
     head: str  # "full"; "two-plane": less is read, equal tokens, top_k to 64; default: greedy only
 
@@ -403,6 +411,20 @@ class _Runner(ABC):
         """Do it in the engine, on the thread that calls; `run` can end it from another."""
 
 
+def _warn_unlocked(name: str, stats: Stats) -> None:
+    """Tell of memory that was to be locked and is not."""
+    wanted = stats.ram_total - stats.ram_stacks
+    if wanted - stats.locked_bytes < os.sysconf(
+        "SC_PAGE_SIZE"
+    ):  # the file's last page is not whole
+        return
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    told = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
+    what = f"{name}: {stats.locked_bytes} of {wanted} bytes are locked, RLIMIT_MEMLOCK is {told}"
+    remedy = "raise it with ulimit -l unlimited, or LimitMEMLOCK= in a unit"
+    warnings.warn(f"{what}; {remedy}", MemoryLockWarning, stacklevel=3)
+
+
 class GemRunContext(_Runner):
     """An open artifact.
 
@@ -421,7 +443,11 @@ class GemRunContext(_Runner):
         engine = _Engine(out[0])
         if not c_config.allow_foreign_board:
             _check_board(engine.pointer, c_path)
+        if not c_config.ignore_memory:
+            _check(lib.gemrun_stream(engine.pointer))
         self._begin(engine)
+        if config.get("lock_memory"):
+            _warn_unlocked(self.info.name, self.stats())
 
     def _begin(self, engine: _Engine) -> None:
         self._handle = _Handle(engine)

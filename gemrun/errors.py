@@ -15,6 +15,8 @@ GemRunError                     base: code and one sentence
 +-- RunError                    the run
     +-- TestVectorError         a stored test vector gave another answer
     +-- NonFiniteError          NaN or infinity in activations or logits
+
+MemoryLockWarning is no error: `lock_memory` could not lock all of it.
 """
 
 from __future__ import annotations
@@ -88,6 +90,10 @@ class TestVectorError(RunError):
 
 class NonFiniteError(RunError):
     """NaN or infinity in activations or logits."""
+
+
+class MemoryLockWarning(RuntimeWarning):
+    """Less memory is locked than was asked for: pages may be taken away, and read again."""
 
 
 _BY_CODE: dict[int, type[GemRunError]] = {

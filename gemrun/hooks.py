@@ -93,22 +93,23 @@ class Probe:
         self.close()
 
 
-class ValueProbe:
-    """What KV heads of an open artifact with an int8 cache would lose if their values had 4 bits.
-    Context manager.
+class NarrowProbe:
+    """What KV heads of an open artifact with an int8 cache would lose if their values or their keys
+    had 4 bits. Context manager.
 
-    `gram` and `every` as in Probe. Of every token that is looked at `figures` has [samples, layers,
-    heads, 2]: the square of the head's own output, and of what the fewer bits change in it.
+    `gram` and `every` as in Probe; `flags`: what is looked at, of a unit's. Of every token that is
+    looked at `figures` has [samples, layers, heads, 3]: the square of the head's own output, of
+    what values of 4 bits change in it, and of what keys of 4 bits do.
     """
 
-    def __init__(self, context: GemRunContext, gram: Floats, every: int) -> None:
+    def __init__(self, context: GemRunContext, gram: Floats, every: int, flags: int) -> None:
         layers, heads, dim, _ = gram.shape
-        self._shape = (layers, heads, 2)
+        self._shape = (layers, heads, 3)
         self._gram = ffi.from_buffer("float[]", gram)
         with _Call(context._handle) as pointer:
-            self._probe = lib.gs_values_new(pointer, self._gram, layers, heads, dim, every)
+            self._probe = lib.gs_values_new(pointer, self._gram, layers, heads, dim, every, flags)
         if self._probe == ffi.NULL:
-            raise MemoryError("probe of values: no memory for its figures, or no int8 cache")
+            raise MemoryError("probe of 4 bits: no memory for its figures, or no int8 cache")
 
     def figures(self) -> Floats:
         """A view of the figures; those of a position are overwritten when it comes again."""
@@ -124,7 +125,7 @@ class ValueProbe:
         probe, self._probe = self._probe, ffi.NULL
         lib.gs_values_free(probe)
 
-    def __enter__(self) -> ValueProbe:
+    def __enter__(self) -> NarrowProbe:
         return self
 
     def __exit__(self, *unused: object) -> None:

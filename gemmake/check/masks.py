@@ -7,7 +7,7 @@ from itertools import groupby
 
 from gemrun.format import sizes
 from gemrun.format.reader import Artifact
-from gemrun.format.spec import KvUnit
+from gemrun.format.spec import KvUnit, UnitFlag
 
 
 def partial(artifact: Artifact) -> int:
@@ -20,11 +20,16 @@ def value4(artifact: Artifact) -> int:
     return sum(unit.value4 for unit in artifact.units)
 
 
-def wide(artifact: Artifact) -> str:
-    """The heads whose values keep 8 bits, by layer: "0: 1 2; 5: 0"."""
+def key4(artifact: Artifact) -> int:
+    """KV heads with keys of 4 bits."""
+    return sum(unit.key4 for unit in artifact.units)
+
+
+def wide(artifact: Artifact, flag: UnitFlag) -> str:
+    """The heads whose values, or keys, keep 8 bits, by layer: "0: 1 2; 5: 0"."""
     rows = []
     for index in range(len(artifact.layers)):
-        heads = [str(h) for h, unit in enumerate(artifact.units_of(index)) if not unit.value4]
+        heads = [str(h) for h, unit in enumerate(artifact.units_of(index)) if not unit.flags & flag]
         rows += [f"{index}: {' '.join(heads)}"] if heads else []
     return "; ".join(rows)
 
@@ -33,8 +38,9 @@ def table(artifact: Artifact) -> Iterator[str]:
     """A heading and a line per layer: blocks of its rings, and what its heads keep, in blocks."""
     if not artifact.units:
         return
-    v4 = "; v4: values of 4 bits" if any(unit.value4 for unit in artifact.units) else ""
-    yield f"layer  blocks kept      share  heads: sink + recent blocks of 32 tokens, or all{v4}"
+    narrow = "; k4: keys of 4 bits" if key4(artifact) else ""
+    narrow += "; v4: values of 4 bits" if value4(artifact) else ""
+    yield f"layer  blocks kept      share  heads: sink + recent blocks of 32 tokens, or all{narrow}"
     for index, layer in enumerate(artifact.layers):
         kept = sizes.kv_layer_blocks(layer, artifact.units)
         every = sizes.kv_layer_blocks(layer)
@@ -52,4 +58,5 @@ def heads_text(units: Sequence[KvUnit]) -> str:
 
 def _unit(unit: KvUnit) -> str:
     kept = f"{unit.sink}+{unit.recent}" if unit.partial else "all"
+    kept += " k4" if unit.key4 else ""
     return f"{kept} v4" if unit.value4 else kept

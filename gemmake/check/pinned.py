@@ -40,7 +40,7 @@ def _parts(
     whole = spec.KV_BLOCK * record.head_dim * sizes.kv_element(kind)
     scales = spec.KV_BLOCK * 2 * (record.head_dim // record.kv_group) if record.kv_group else 0
     start = 0
-    for narrow in (False, unit.value4):
+    for narrow in (unit.key4, unit.value4):
         codes = whole // 2 if narrow else whole
         words = _rows(blocks[:, start : start + codes], WORD[kind])
         yield words, _no_levels(words) if narrow else _impossible(words, kind)

@@ -21,11 +21,11 @@ from gemmake.hdf import Hdf
 from gemmake.passes import memplan, thermal
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
-from gemrun.format import manifest, pins, sign, sizes, spec
+from gemrun.format import cold, manifest, pins, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
-from gemrun.format.spec import Buffer, Format, KvType
+from gemrun.format.spec import Buffer, Format, KvType, UnitFlag
 from gemrun.format.writer import show
 
 FATAL = 6  # exit code for a file that is damaged or was refused
@@ -184,6 +184,39 @@ def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
     features = sizes.features_of(artifact.conf, artifact.segments, artifact.units)
     if header.required_features != features:
         yield f"features {header.required_features:#x}, the records need {features:#x}"
+    yield from _cold_problems(artifact)
+
+
+def _cold_problems(artifact: Artifact) -> Iterator[str]:
+    """Weights that do not stay in memory, against what the header counts of them."""
+    problem = cold.problem(artifact.cold, artifact.tensors)
+    if problem:
+        yield f"section COLD: {problem}"
+        return
+    weights = artifact.sections["WHOT"]
+    held = cold.resident(artifact.conf, artifact.tensors, artifact.cold, weights.size)
+    if weights.mem_size != held:
+        yield f"{weights.mem_size} bytes of weights in memory, the records say {held}"
+
+
+class Offload(Rule):
+    """Weights that do not stay in memory."""
+
+    id = "offload"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """How many there are, where there are any; the layout says whether that is right."""
+        artifact = subject.artifact
+        if not artifact.cold or cold.problem(artifact.cold, artifact.tensors):
+            return None
+        planes = list(cold.planes(artifact.cold, artifact.tensors))
+        rows = sum(plane.size for plane in planes if plane.by is spec.ColdBy.ROWS)
+        weights = artifact.sections["WHOT"]
+        return self.ok(
+            f"Weights: {_mb(weights.mem_size)} of {_mb(weights.size)} are in memory at once; "
+            f"{_mb(cold.streamed(artifact.cold, artifact.tensors))} are read from storage for "
+            f"every token, {_mb(rows)} by rows"
+        )
 
 
 class Quantisation(Rule):
@@ -254,17 +287,24 @@ class Cache(Rule):
             return None
         size = sizes.rings_size(artifact.conf, artifact.layers, artifact.units)
         dense = sizes.rings_size(artifact.conf, artifact.layers)
-        value4, rows = masks.value4(artifact), list(masks.table(artifact))
-        beside = "where heads keep all in 8 bits" if value4 else "without the mask"
+        rows = list(masks.table(artifact))
+        narrow = [
+            (name, count, masks.wide(artifact, flag))
+            for name, count, flag in (
+                ("values", masks.value4(artifact), UnitFlag.VALUE4),
+                ("keys", masks.key4(artifact), UnitFlag.KEY4),
+            )
+            if count
+        ]
+        beside = "where heads keep all in 8 bits" if narrow else "without the mask"
         text = (
             f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
             f"below {_mb(dense)} {beside}; {masks.partial(artifact)} of "
             f"{len(artifact.units)} KV heads keep a part"
         )
-        if value4:
-            text += f"; values of {value4} have 4 bits"
-        if value4 and (wide := masks.wide(artifact)):
-            rows.append(f"values of 8 bits, heads by layer: {wide}")
+        for name, count, wide in narrow:
+            text += f"; {name} of {count} have 4 bits"
+            rows += [f"{name} of 8 bits, heads by layer: {wide}"] if wide else []
         return replace(self.ok(text), details=tuple(rows))
 
 
@@ -454,6 +494,7 @@ RULES: tuple[Rule, ...] = (
     SignatureRule(),
     Integrity(),
     Layout(),
+    Offload(),
     Quantisation(),
     Mask(),
     Cache(),

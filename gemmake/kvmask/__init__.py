@@ -7,6 +7,6 @@ choose.py     the order in which they keep less
 gates.py      quality on held-out text; quality.py: its figures
 chat.py, reader.py            texts as the device reads them
 template.py   all of it together
-values.py     which heads hold values of 4 bits: the step, and what is written about it
+values.py     which heads hold values or keys of 4 bits: the step, and what is written about it
 saved.py      losses on the way, for a compile that is stopped
 """

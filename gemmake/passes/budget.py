@@ -40,12 +40,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Options that would lower the total, the total that they would lead to (bytes), and the whole
-    command with them."""
+    """Options that would lower the total, the total that they would lead to (bytes), the whole
+    command with them, and the context that it has (tokens)."""
 
     option: str
     total: int
     command: str = ""
+    context: int = 0
 
 
 def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:

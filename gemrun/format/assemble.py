@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gemrun.format import cold, sizes, spec, writer
 from gemrun.format import records as rules
-from gemrun.format import sizes, spec, writer
 from gemrun.format.spec import (
+    Cold,
     Conf,
     Header,
     KvUnit,
@@ -51,6 +52,7 @@ class Records:
     ladder: Ladder | None = None  # behind `thermal` in its record
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
     pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
+    cold: Sequence[Cold] = ()  # weights that do not stay in memory; empty: no COLD
 
 
 @dataclass(frozen=True)
@@ -104,22 +106,31 @@ def place_kv(conf: Conf, layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def place_units(
-    conf: Conf, layers: Sequence[Layer], keeps: Sequence[Keep], value4: Sequence[bool] = ()
+    conf: Conf,
+    layers: Sequence[Layer],
+    keeps: Sequence[Keep],
+    value4: Sequence[bool] = (),
+    key4: Sequence[bool] = (),
 ) -> tuple[tuple[Layer, ...], tuple[KvUnit, ...]]:
     """Layers with their rings, and the records of KVMK, none where every head keeps everything in 8
     bits.
 
-    `keeps`: of every KV head, in order of layers, then heads; empty: everything. `value4`: whether
-    its values have 4 bits; empty: none. ValueError for another number of them, FormatError for what
-    FORMAT.md 2.4 refuses.
+    `keeps`: of every KV head, in order of layers, then heads; empty: everything. `value4`,
+    `key4`: whether its values, its keys have 4 bits; empty: none. ValueError for another number of
+    them, FormatError for what FORMAT.md 2.4 refuses.
     """
     count = sum(layer.kv_heads for layer in layers)
-    for given in (keeps, value4):
+    for given in (keeps, value4, key4):
         if given and len(given) != count:
             raise ValueError(f"{len(given)} units for {count} KV heads")
-    lines = any(value4)
-    masked = lines or any(tuple(keep) != EVERYTHING for keep in keeps)
-    keeps, value4 = keeps or [EVERYTHING] * count, value4 or [False] * count
+    features = int(spec.Feature.KV_VALUE4) if any(value4) else 0
+    features |= int(spec.Feature.KV_KEY4) if any(key4) else 0
+    masked = features or any(tuple(keep) != EVERYTHING for keep in keeps)
+    keeps, none = keeps or [EVERYTHING] * count, [False] * count
+    flags = [
+        int(spec.UnitFlag.VALUE4) * values | int(spec.UnitFlag.KEY4) * keys
+        for values, keys in zip(value4 or none, key4 or none, strict=True)
+    ]
     at, out, units = 0, [], list[KvUnit]()
     for index, layer in enumerate(layers):
         blocks = sizes.kv_blocks(conf.context, layer.window)
@@ -127,8 +138,8 @@ def place_units(
         layer = replace(layer, unit_first=len(units))
         if masked:
             own = slice(len(units), len(units) + layer.kv_heads)
-            units += _units_of(conf, layer, keeps[own], value4[own], lines)
-            rules.check_units(conf, index, layer, units, lines)
+            units += _units_of(conf, layer, keeps[own], flags[own], bool(features))
+            rules.check_units(conf, index, layer, units, features)
         layer = replace(layer, kv_size=sizes.kv_layer_size(conf.kv_type, layer, units))
         at += layer.kv_size
         out.append(layer)
@@ -136,15 +147,14 @@ def place_units(
 
 
 def _units_of(
-    conf: Conf, layer: Layer, keeps: Sequence[Keep], value4: Sequence[bool], lines: bool
+    conf: Conf, layer: Layer, keeps: Sequence[Keep], flags: Sequence[int], lines: bool
 ) -> list[KvUnit]:
     """A layer's units, one behind the other."""
     first, out = 0, []
     step = sizes.unit_step(conf.kv_type, layer, lines)
-    for (sink, recent), narrow in zip(keeps, value4, strict=True):
+    for (sink, recent), flag in zip(keeps, flags, strict=True):
         blocks = sizes.unit_blocks(layer, sink, recent)
-        flags = int(spec.UnitFlag.VALUE4) if narrow else 0
-        out.append(KvUnit(sink=sink, recent=recent, flags=flags, blocks=blocks, first=first))
+        out.append(KvUnit(sink=sink, recent=recent, flags=flag, blocks=blocks, first=first))
         first += blocks * sizes.unit_block_size(conf.kv_type, layer, out[-1]) // step
     return out
 
@@ -159,6 +169,7 @@ def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
     units, manifest = records.units, records.manifest
+    held = cold.resident(conf, records.tensors, records.cold, records.weights_size)
     plain: list[Part] = [
         writer.section_part("CONF", conf.pack()),
         writer.section_part("LAYR", b"".join(la.pack() for la in layers)),
@@ -172,11 +183,12 @@ def assemble(records: Records) -> Assembled:
         _thermal_part(records.thermal, records.ladder),
         writer.section_part("TEST", records.tests),
         *([writer.section_part("PINP", records.pin)] if records.pin else []),
+        *([writer.section_part("COLD", _packed(records.cold))] if records.cold else []),
         writer.section_part("HDFJ", records.hdf),
         Part("MANI", manifest)
         if isinstance(manifest, int)
         else writer.section_part("MANI", manifest),
-        Part("WHOT", records.weights_size),
+        Part("WHOT", records.weights_size, held=held if records.cold else None),
     ]
     offsets, file_size = writer.place([(p.type, p.size) for p in plain])
     start = offsets[-1]
@@ -191,6 +203,7 @@ def assemble(records: Records) -> Assembled:
         file_size,
         records.weights_size,
         units,
+        held,
     )
     header = Header(
         required_features=sizes.features_of(conf, segments, units),
@@ -207,9 +220,13 @@ def assemble(records: Records) -> Assembled:
         ram_tables=totals.tables,
         ram_engine=totals.engine,
         ram_stacks=totals.stacks,
-        engine_abi_min=sizes.abi_of(conf, records.plans),
+        engine_abi_min=sizes.abi_of(conf, records.plans, bool(records.cold)),
     )
     return Assembled(header, parts, totals, file_size, start)
+
+
+def _packed(records: Sequence[Cold]) -> bytes:
+    return b"".join(record.pack() for record in records)
 
 
 def moved(tensor: Tensor, start: int) -> Tensor:

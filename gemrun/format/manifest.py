@@ -1,9 +1,11 @@
 """The manifest: one msgpack map that names what the records only number.
 
-Keys (all but kv_mask and kv_values present, ascending):
+Keys (all but kv_keys, kv_mask and kv_values present, ascending):
     format      "gembin manifest 1"
     inputs      [{name, size, sha256}] of every file the compile read, sha256 as hex
     kv          {type, layout_id, context, layers: [[kv_heads, head_dim, group, window], ..]}
+    kv_keys     {units, key4, ..} only where the compile decided which KV heads hold keys of 4 bits:
+                as kv_values
     kv_mask     {covered, units, partial, ..} only where the compile decided what KV heads keep:
                 the share of heads, 0 to 1, that was decided on enough samples and passed the gate;
                 KV heads, and those of them that keep a part; whatever else is said about it
@@ -36,8 +38,8 @@ from gemrun.format.spec import Conf, Format, KvType, KvUnit, Layer, Role, Segmen
 TAG = "gembin manifest 1"
 MAX_DEPTH = 8
 KEYS = ("format", "inputs", "kv", "licence", "model", "notes", "options", "tensors", "tools")
-KV_MASK, KV_VALUES = "kv_mask", "kv_values"
-OPTIONAL = (KV_MASK, KV_VALUES)  # not in every manifest
+KV_KEYS, KV_MASK, KV_VALUES = "kv_keys", "kv_mask", "kv_values"
+OPTIONAL = (KV_KEYS, KV_MASK, KV_VALUES)  # not in every manifest
 
 
 def encode(manifest: Mapping[str, Any]) -> bytes:
@@ -195,12 +197,14 @@ def build(
     units: Sequence[KvUnit] = (),
     kv_mask: Mapping[str, Any] | None = None,
     kv_values: Mapping[str, Any] | None = None,
+    kv_keys: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A whole manifest; `tensors` are tensor_entry() results in the order of TENS."""
     return {
         "format": TAG,
         "inputs": [dict(i) for i in inputs],
         "kv": kv_entry(conf, layers, units),
+        **({} if kv_keys is None else {KV_KEYS: dict(kv_keys)}),
         **({} if kv_mask is None else {KV_MASK: dict(kv_mask)}),
         **({} if kv_values is None else {KV_VALUES: dict(kv_values)}),
         "licence": licence,
@@ -228,8 +232,12 @@ def check(
             _differs(key, wanted, manifest[key])
     _check_shapes(manifest)
     heads = sum(layer.kv_heads for layer in layers)
-    if KV_VALUES in manifest:
-        _check_values(manifest[KV_VALUES], heads, sum(unit.value4 for unit in units))
+    for name, key, count in (
+        (KV_KEYS, "key4", sum(unit.key4 for unit in units)),
+        (KV_VALUES, "value4", sum(unit.value4 for unit in units)),
+    ):
+        if name in manifest:
+            _check_narrow(name, manifest[name], {"units": heads, key: count})
     if KV_MASK in manifest:
         _check_mask(manifest[KV_MASK], heads, sum(unit.partial for unit in units))
     listed = manifest["tensors"]
@@ -283,13 +291,13 @@ def _check_mask(mask: Any, heads: int, partial: int) -> None:
             _differs(f"{KV_MASK}.{key}", wanted, mask.get(key))
 
 
-def _check_values(values: Any, heads: int, value4: int) -> None:
-    """kv_values against the KV heads that there are, and those of them with values of 4 bits."""
-    if not isinstance(values, dict):
-        _malformed(KV_VALUES, "a map", values)
-    for key, wanted in (("units", heads), ("value4", value4)):
-        if values.get(key) != wanted:
-            _differs(f"{KV_VALUES}.{key}", wanted, values.get(key))
+def _check_narrow(name: str, told: Any, counts: Mapping[str, int]) -> None:
+    """kv_keys or kv_values against the KV heads that there are, and those of them with 4 bits."""
+    if not isinstance(told, dict):
+        _malformed(name, "a map", told)
+    for key, wanted in counts.items():
+        if told.get(key) != wanted:
+            _differs(f"{name}.{key}", wanted, told.get(key))
 
 
 def _malformed(where: str, wanted: str, found: object) -> None:

@@ -24,6 +24,7 @@ from gemrun.format import pins, records, sizes, spec, tokens, writer
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.files import open_regular
 from gemrun.format.spec import (
+    Cold,
     Conf,
     Header,
     KvUnit,
@@ -95,6 +96,15 @@ class Artifact(Records):
     def units_of(self, layer: int) -> Sequence[KvUnit]:
         """The units of one layer, by KV head; none where all keep everything."""
         return sizes.units_of(self.layers[layer], self.units)
+
+    @property
+    def cold(self) -> tuple[Cold, ...]:
+        """The records of COLD, as they are: no reader has checked them (gemcheck does)."""
+        if "COLD" not in self.sections:
+            return ()
+        data, least = self.section("COLD"), spec.size_of(Cold)
+        step = max(self.sections["COLD"].record_size, least)
+        return tuple(Cold.unpack(data, at) for at in range(0, len(data) - least + 1, step))
 
     def close(self) -> None:
         """Give the mapping back; views of it must be gone."""
@@ -279,7 +289,7 @@ def _sections(image: memoryview, header: Header, table: bytes) -> dict[str, Sect
 
 
 def _by_name(entries: Sequence[Section], header: Header) -> dict[str, Section]:
-    units = spec.Feature.KV_MASK | spec.Feature.KV_VALUE4
+    units = spec.Feature.KV_MASK | spec.KV_4BIT
     return _present(entries, bool(header.required_features & units))
 
 
@@ -316,7 +326,8 @@ def _entry_problem(entry: Section, name: bytes) -> str:
         return f"has unknown flags {entry.flags:#x}"
     if any(entry.reserved0) or any(entry.reserved1):
         return "has a reserved byte that is set"
-    if entry.mem_size != entry.size:
+    cold = name == b"WHOT" and entry.flags & spec.SectionFlag.COLD
+    if entry.mem_size > entry.size or (entry.mem_size != entry.size and not cold):
         return f"has {entry.size} bytes in the file and {entry.mem_size} in memory"
     records_end = entry.record_size * entry.record_count
     if records_end != entry.size if entry.record_size else entry.record_count != 0:
@@ -337,7 +348,8 @@ def _present(entries: Sequence[Section], masked: bool) -> dict[str, Section]:
         what = f"section {mask}: is there without its feature bit"
         raise FormatError(Code.MISSING, what, REBUILD)
     for entry in entries:
-        if entry.type not in known and entry.flags & spec.SectionFlag.REQUIRED:
+        strange = known.get(entry.type, "COLD") == "COLD"  # the engine's core does not know that
+        if strange and entry.flags & spec.SectionFlag.REQUIRED:
             what = f"section {entry.name[:4]!r}: is required and unknown here"
             raise FormatError(Code.MISSING, what, "use the release that made it")
     return out
@@ -381,7 +393,7 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
     units: tuple[KvUnit, ...] = ()
     if spec.MASK_SECTION in sections:
         units = _array(image, sections, KvUnit, spec.MASK_SECTION, spec.MAX_UNITS)
-    records.check_layers(conf, layers, units, bool(features & spec.Feature.KV_VALUE4))
+    records.check_layers(conf, layers, units, features)
     segments = _array(image, sections, Segment, "SEGM", spec.MAX_SEGMENTS)
     records.check_segments(segments)
     tensors = _array(image, sections, Tensor, "TENS", spec.MAX_TENSORS)
@@ -441,6 +453,7 @@ def _ram(header: Header, sections: Mapping[str, Section], found: Records) -> Non
         header.file_size,
         sections["WHOT"].size,
         found.units,
+        sections["WHOT"].mem_size,
     )
     wanted = {
         "ram_weights": totals.weights,

@@ -30,7 +30,6 @@ from gemrun.format.spec import (
     Tensor,
     TestVector,
     Thermal,
-    UnitFlag,
 )
 
 MAX_FLOAT = 0x7F7FFFFF  # bits of the largest finite float32
@@ -138,12 +137,12 @@ def check_layer_count(conf: Conf, layers: Sequence[Layer]) -> None:
 
 
 def check_layers(
-    conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = (), lines: bool = False
+    conf: Conf, layers: Sequence[Layer], units: Sequence[KvUnit] = (), features: int = 0
 ) -> None:
     """FORMAT.md 2.4, layer after layer: its fields, its units, the size of its rings.
 
     The tensors of a layer are checked with TENS. `units` are all of KVMK, empty where it is not
-    there; `lines`: Feature.KV_VALUE4 is required.
+    there; `features`: those that are required.
     """
     at, count = 0, 0
     for index, layer in enumerate(layers):
@@ -155,21 +154,25 @@ def check_layers(
         r.equal("unit_first", layer.unit_first, count if units else 0)
         count += layer.kv_heads
         if units:
-            check_units(conf, index, layer, units, lines)
+            check_units(conf, index, layer, units, features)
         r.equal("kv_size", layer.kv_size, sizes.kv_layer_size(conf.kv_type, layer, units))
         at += layer.kv_size
     if units:
         _Record(Code.KVMK, "section KVMK").equal("record count", len(units), count)
 
 
-def check_units(conf: Conf, index: int, layer: Layer, units: Sequence[KvUnit], lines: bool) -> None:
+def check_units(
+    conf: Conf, index: int, layer: Layer, units: Sequence[KvUnit], features: int
+) -> None:
     """The units of layer `index`, whose other fields are right."""
     own = sizes.units_of(layer, units)
     if len(own) < layer.kv_heads:
         what = f"section KVMK: {len(units)} records, layer {index} has more KV heads"
         raise FormatError(Code.KVMK, what, REBUILD)
-    first, step = 0, sizes.unit_step(conf.kv_type, layer, lines)
-    value4 = lines and conf.kv_type == KvType.INT8 and layer.head_dim % 16 == 0
+    narrow = int(features & spec.KV_4BIT)
+    first, step = 0, sizes.unit_step(conf.kv_type, layer, bool(narrow))
+    if conf.kv_type != KvType.INT8 or layer.head_dim % 16:
+        narrow = 0
     for head, unit in enumerate(own):
         r = _Record(Code.KVMK, f"layer {index}, KV head {head}")
         r.between("recent", unit.recent, 0, layer.kv_blocks)
@@ -181,7 +184,7 @@ def check_units(conf: Conf, index: int, layer: Layer, units: Sequence[KvUnit], l
             r.equal("sink of a head that keeps all", unit.sink, 0)
         r.equal("blocks", unit.blocks, sizes.unit_blocks(layer, unit.sink, unit.recent))
         r.equal("first", unit.first, first)
-        r.between("flags", unit.flags, 0, int(UnitFlag.VALUE4) if value4 else 0)
+        r.equal("flags", unit.flags, unit.flags & (narrow >> 8))
         first += unit.blocks * sizes.unit_block_size(conf.kv_type, layer, unit) // step
 
 

@@ -90,10 +90,12 @@ def kv_element(kv_type: int) -> int:
     return {KvType.F32: 4, KvType.F16: 2, KvType.INT8: 1}[KvType(kv_type)]
 
 
-def kv_block_size(kv_type: int, head_dim: int, group: int, value4: bool = False) -> int:
-    """A ring block: 32 tokens of K and V of one kv head; value4: its values have 4 bits."""
-    keys = head_dim * kv_element(kv_type)
-    values = keys // 2 if value4 else keys
+def kv_block_size(
+    kv_type: int, head_dim: int, group: int, value4: bool = False, key4: bool = False
+) -> int:
+    """A ring block: 32 tokens of K and V of one kv head; value4, key4: which have 4 bits."""
+    codes = head_dim * kv_element(kv_type)
+    keys, values = (codes // 2 if narrow else codes for narrow in (key4, value4))
     scales = 2 * (head_dim // group) if kv_type == KvType.INT8 else 0
     return pad(spec.KV_BLOCK * (keys + values + 2 * scales), spec.LINE)
 
@@ -132,11 +134,11 @@ def kv_layer_size(kv_type: int, layer: Layer, units: Sequence[KvUnit] = ()) -> i
 
 def unit_block_size(kv_type: int, layer: Layer, unit: KvUnit) -> int:
     """A ring block of a unit. Bytes."""
-    return kv_block_size(kv_type, layer.head_dim, layer.kv_group, unit.value4)
+    return kv_block_size(kv_type, layer.head_dim, layer.kv_group, unit.value4, unit.key4)
 
 
 def unit_step(kv_type: int, layer: Layer, lines: bool) -> int:
-    """Bytes that a unit's `first` counts: with Feature.KV_VALUE4 (`lines`) a line, else a block."""
+    """Bytes that a unit's `first` counts: with spec.KV_4BIT (`lines`) a line, else a block."""
     return spec.LINE if lines else kv_block_size(kv_type, layer.head_dim, layer.kv_group)
 
 
@@ -264,10 +266,11 @@ def rows_size(conf: Conf) -> int:
     return pad(4 * spec.HIDDEN_ROWS * conf.hidden, spec.LINE)
 
 
-def abi_of(conf: Conf, plans: Iterable[Plan]) -> int:
-    """The least engine ABI that reads the plan: 2 knows the second size of HIDDEN."""
+def abi_of(conf: Conf, plans: Iterable[Plan], cold: bool = False) -> int:
+    """The least engine ABI that reads it: 2 knows the second size of HIDDEN, 3 weights that do not
+    all stay in memory."""
     rows = any(p.kind == Buffer.HIDDEN and p.size == rows_size(conf) for p in plans)
-    return 2 if rows else 1
+    return 3 if cold else 2 if rows else 1
 
 
 # ---- totals ----
@@ -309,11 +312,13 @@ def totals(
     file_size: int,
     weights_size: int,
     units: Sequence[KvUnit] = (),
+    weights_held: int | None = None,
 ) -> Totals:
-    """Every RAM figure of the header; `weights_size` is the size of WHOT."""
+    """Every RAM figure of the header; `weights_size` is the size of WHOT, `weights_held` its
+    mem_size (None: all of it)."""
     weights = pad(weights_size, PAGE)
     return Totals(
-        weights=weights,
+        weights=weights if weights_held is None else pad(weights_held, PAGE),
         arena=pad(max((p.offset + p.size for p in plans), default=0), PAGE),
         kv=kv_size(conf, layers, units),
         tables=pad(file_size, PAGE) - weights,
@@ -338,6 +343,7 @@ def features_of(conf: Conf, segments: Iterable[Segment], units: Sequence[KvUnit]
     out |= int(spec.Feature.KV_INT8 if int8 else spec.Feature.KV_FLOAT)
     out |= int(spec.Feature.KV_MASK) if units else 0
     out |= int(spec.Feature.KV_VALUE4) if any(unit.value4 for unit in units) else 0
+    out |= int(spec.Feature.KV_KEY4) if any(unit.key4 for unit in units) else 0
     for segment in segments:
         if segment.format in bits:
             out |= int(bits[Format(segment.format)])

@@ -16,7 +16,7 @@ MAGIC = b"\x8bGEM\r\n\x1a\n"
 BYTE_ORDER = 0x01020304
 MAJOR = 1
 MINOR = 0
-ENGINE_ABI = 2
+ENGINE_ABI = 3
 
 ALIGN = 256  # every section and every tensor
 WEIGHT_ALIGN = 65536  # WHOT
@@ -69,12 +69,13 @@ SECTIONS = (
     "THRM",
     "TEST",
     "PINP",
+    "COLD",
     "HDFJ",
     "MANI",
     "WHOT",
 )
-OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
-MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or Feature.KV_VALUE4
+OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP", "COLD"})
+MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or KV_4BIT
 
 
 def fourcc(name: str) -> int:
@@ -103,9 +104,11 @@ class Feature(IntFlag):
     KV_FLOAT = 64
     KV_MASK = 128
     KV_VALUE4 = 256
+    KV_KEY4 = 512
 
 
-REQ_KNOWN = 0x1FF
+REQ_KNOWN = 0x3FF
+KV_4BIT = Feature.KV_VALUE4 | Feature.KV_KEY4  # a unit's flags, eight bits up
 
 
 class Isa(IntEnum):
@@ -198,6 +201,14 @@ class UnitFlag(IntFlag):
     """Bits of a unit's flags."""
 
     VALUE4 = 1
+    KEY4 = 2
+
+
+class ColdBy(IntEnum):
+    """How weights are read that do not stay in memory."""
+
+    STREAM = 0
+    ROWS = 1
 
 
 class Buffer(IntEnum):
@@ -442,7 +453,7 @@ class KvUnit(Record):
     recent: int = field_of("H")
     flags: int = field_of("H")
     blocks: int = field_of("I")
-    first: int = field_of("I")  # in blocks, with Feature.KV_VALUE4 in lines of 64 bytes
+    first: int = field_of("I")  # in blocks, with KV_4BIT in lines of 64 bytes
 
     @property
     def partial(self) -> bool:
@@ -453,6 +464,11 @@ class KvUnit(Record):
     def value4(self) -> bool:
         """Whether its values have 4 bits."""
         return bool(self.flags & UnitFlag.VALUE4)
+
+    @property
+    def key4(self) -> bool:
+        """Whether its keys have 4 bits."""
+        return bool(self.flags & UnitFlag.KEY4)
 
 
 @dataclass(frozen=True)
@@ -585,6 +601,16 @@ class Pin(Record):
     reserved: bytes = field_of("60s")
 
 
+@dataclass(frozen=True)
+class Cold(Record):
+    """A plane of a tensor that does not stay in memory."""
+
+    tensor: int = field_of("I")
+    plane: int = field_of("I")  # 0: its data, 1: its second plane
+    by: int = field_of("I")
+    reserved: int = field_of("I")
+
+
 # What the sections that are arrays hold.
 ARRAYS: dict[str, type[Record]] = {
     "CONF": Conf,
@@ -595,6 +621,7 @@ ARRAYS: dict[str, type[Record]] = {
     "PLAN": Plan,
     "THRM": Thermal,
     "TEST": TestVector,
+    "COLD": Cold,
 }
 
 

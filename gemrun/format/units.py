@@ -37,14 +37,21 @@ def value4_of(artifact: Artifact) -> tuple[bool, ...]:
     return tuple(unit.value4 for unit in artifact.units)
 
 
+def key4_of(artifact: Artifact) -> tuple[bool, ...]:
+    """Whether the keys of every KV head have 4 bits; empty where there is no KVMK."""
+    return tuple(unit.key4 for unit in artifact.units)
+
+
 def with_units(
     source: Source,
     target: writer.PathLike,
     keeps: Sequence[Keep],
     *,
     value4: Sequence[bool] = (),
+    key4: Sequence[bool] = (),
     kv_mask: Mapping[str, Any] | None = None,
     kv_values: Mapping[str, Any] | None = None,
+    kv_keys: Mapping[str, Any] | None = None,
     notes: Sequence[str] | None = None,
     fill: Callable[[Path], bytes] | None = None,
 ) -> writer.Written:
@@ -54,8 +61,9 @@ def with_units(
     in `rewritten`.
     """
     again = rewritten(
-        source, target, keeps, value4=value4, kv_mask=kv_mask, kv_values=kv_values, notes=notes
-    )
+        source, target, keeps, value4=value4, key4=key4, kv_mask=kv_mask, kv_values=kv_values,
+        kv_keys=kv_keys, notes=notes,
+    )  # fmt: skip
     with again as out:
         if fill is not None:
             out.fill("TEST", fill(Path(out.partial)))
@@ -69,24 +77,28 @@ def rewritten(
     keeps: Sequence[Keep],
     *,
     value4: Sequence[bool] = (),
+    key4: Sequence[bool] = (),
     kv_mask: Mapping[str, Any] | None = None,
     kv_values: Mapping[str, Any] | None = None,
+    kv_keys: Mapping[str, Any] | None = None,
     notes: Sequence[str] | None = None,
     pinned: pins.Pinned | None = None,
 ) -> Iterator[writer.ArtifactWriter]:
     """A sealed `.partial` of the artifact with other units and blank test vectors.
 
-    `kv_mask` and `kv_values` are the manifest's entries of those names, without them there are
-    none; `notes` replace those of the source; room is reserved for the blocks of a `pinned` prompt
-    (PINP). FormatError for a source that is damaged or newer than this, and for units that
-    FORMAT.md refuses; ValueError for another number of them; WriteError as the writer has it.
+    `kv_mask`, `kv_values` and `kv_keys` are the manifest's entries of those names, without them
+    there are none; `notes` replace those of the source; room is reserved for the blocks of a
+    `pinned` prompt (PINP). FormatError for a source that is damaged or newer than this, and for
+    units that FORMAT.md refuses; ValueError for another number of them; WriteError as the writer
+    has it.
     """
     with read_artifact(source, verify="fast") as artifact:
         _refuse_newer(artifact)
         told: dict[str, Any] = {} if kv_mask is None else {manifest.KV_MASK: dict(kv_mask)}
         told |= {} if kv_values is None else {manifest.KV_VALUES: dict(kv_values)}
+        told |= {} if kv_keys is None else {manifest.KV_KEYS: dict(kv_keys)}
         told |= {} if notes is None else {"notes": list(notes)}
-        done = assemble.assemble(records_of(artifact, keeps, told, value4, pinned))
+        done = assemble.assemble(records_of(artifact, keeps, told, (value4, key4), pinned))
         same = {n: getattr(artifact.header, n) for n in ("target", "optional_features")}
         header = replace(done.header, **same)
         with writer.ArtifactWriter(target, header, done.parts) as out:
@@ -99,13 +111,14 @@ def records_of(
     artifact: Artifact,
     keeps: Sequence[Keep],
     changed: Mapping[str, Any],
-    value4: Sequence[bool] = (),
+    narrow: tuple[Sequence[bool], Sequence[bool]] = ((), ()),
     pinned: pins.Pinned | None = None,
 ) -> assemble.Records:
-    """What `assemble` takes: the records of an artifact, with other units, blank tests, a blank
-    `pinned` prompt or none, and some entries of the manifest `changed`."""
+    """What `assemble` takes: the records of an artifact, with other units (`narrow`: value4 and
+    key4 of them), blank tests, a blank `pinned` prompt or none, and some entries of the manifest
+    `changed`."""
     header, conf = artifact.header, artifact.conf
-    layers, units = assemble.place_units(conf, artifact.layers, keeps, value4)
+    layers, units = assemble.place_units(conf, artifact.layers, keeps, *narrow)
     start = artifact.sections["WHOT"].offset
     told = {k: v for k, v in artifact.manifest.items() if k not in manifest.OPTIONAL}
     options = {k: v for k, v in told["options"].items() if k != pins.OPTION}
@@ -133,6 +146,7 @@ def records_of(
         ram_budget=header.ram_budget,
         units=units,
         pin=pins.blank(conf, layers, units, pinned.ids) if pinned else b"",
+        cold=artifact.cold,
     )
 
 

@@ -38,6 +38,7 @@ def attack(good: bytes) -> Iterator[Attempt]:
     yield Attempt("rings of a layer that end too early", image, Code.LAYR)
     yield from _counts(masked)
     yield from _values(masked)
+    yield from _keys()
     dense = struct.unpack_from("<Q", good, 48)[0]
     image = header_edited(good, 48, "Q", dense | Feature.KV_MASK)
     yield Attempt("the feature bit without units", image, Code.MISSING)
@@ -63,6 +64,23 @@ def _values(masked: bytes) -> Iterator[Attempt]:
     features = struct.unpack_from("<Q", mixed, 48)[0]
     image = header_edited(mixed, 48, "Q", features & ~Feature.KV_VALUE4)
     yield Attempt("values of 4 bits without the feature bit", image, Code.KVMK)
+
+
+def _keys() -> Iterator[Attempt]:
+    """The same where keys have 4 bits: units hold none, keys, both, values."""
+    mixed = (TESTS / "golden/v1.0/tiny-key4.gembin").read_bytes()
+    features = struct.unpack_from("<Q", mixed, 48)[0]
+    for bit in (Feature.KV_KEY4, Feature.KV_VALUE4):
+        image = header_edited(mixed, 48, "Q", features & ~bit)
+        yield Attempt(f"4 bits without the bit {bit:#x}", image, Code.KVMK)
+    for number in range(4):
+        for flags in (4, 8, 0x8000, 0xFFFF):
+            image = edited(mixed, "KVMK", UNIT * number + 6, "H", flags)
+            yield Attempt(f"unit {number}: flags {flags:#x} beside keys", image, Code.KVMK)
+    image = edited(mixed, "KVMK", 3 * UNIT + 6, "H", 3)
+    yield Attempt("a last ring with keys of 4 bits, too", image, Code.LAYR)
+    image = edited(mixed, "KVMK", 2 * UNIT + 6, "H", 2)
+    yield Attempt("a ring that reaches into the next one", image, Code.KVMK)
 
 
 def _counts(masked: bytes) -> Iterator[Attempt]:

@@ -10,7 +10,7 @@
 
 enum { MOST = 6, STEPS = 60, LONG = 40, BAD_ID = 17 };
 
-static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "value4"};
+static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "value4", "key4"};
 
 typedef struct pair { /* a session of the batch, and the one that runs alone */
     gemrun_context_t *shared, *alone;

@@ -16,7 +16,7 @@
 
 enum { STEPS = 5, FILE_MAX = 1 << 20, HEAD = 256, IDS_MAX = 256 };
 
-static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned", "value4"};
+static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned", "value4", "key4"};
 static char folder[] = "/tmp/test_session.XXXXXX";
 
 /* ---- the system, with faults ---- */

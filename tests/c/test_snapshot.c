@@ -4,7 +4,7 @@
 #include "gr_ctx.h"
 #include "image.h"
 
-static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned", "value4"};
+static const char *const models[] = {"f16", "q4raw", "int4", "kvmask", "pinned", "value4", "key4"};
 
 static gemrun_context_t *open_model(const char *name)
 {

@@ -82,7 +82,7 @@ def test_inspect_takes_the_names_of_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-int4", "tiny-f16", "tiny-q4raw", "tiny-kvmask", "tiny-pinned"]
+    "name", ["tiny-int4", "tiny-f16", "tiny-q4raw", "tiny-kvmask", "tiny-pinned", "tiny-key4"]
 )
 def test_golden_vectors_give_the_same_answer(name: str) -> None:
     done = gemcheck("--run", GOLDEN / "v1.0" / f"{name}.gembin")

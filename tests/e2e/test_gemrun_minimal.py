@@ -186,6 +186,16 @@ def test_an_artifact_with_kvmk_is_refused(minimal: ctypes.CDLL) -> None:
     assert status(minimal, bytes(reseal(image))) == Code.MISSING
 
 
+@pytest.mark.parametrize("name", ["tiny-value4", "tiny-key4"])
+def test_an_artifact_with_4_bits_in_its_cache_is_refused(minimal: ctypes.CDLL, name: str) -> None:
+    """By its feature bit, also where the bit of KVMK is missing."""
+    image = bytearray(golden(name))
+    assert status(minimal, bytes(image)) == Code.FEATURE
+    features = struct.unpack_from("<Q", image, 48)[0]
+    struct.pack_into("<Q", image, 48, features & ~FEATURE_MASK)
+    assert status(minimal, bytes(reseal(image))) == Code.FEATURE
+
+
 def test_a_pinned_prompt_is_left_alone(minimal: ctypes.CDLL) -> None:
     """It computes every prompt: nothing of the section is used, its checksum is compared."""
     image = bytearray(golden("tiny-pinned"))

@@ -55,6 +55,7 @@ class Kind:
     kv_heads: int = 1
     keeps: tuple[assemble.Keep, ...] = ()  # of every KV head, where one keeps a part
     value4: tuple[bool, ...] = ()  # of every KV head, where the values of one have 4 bits
+    key4: tuple[bool, ...] = ()  # the same of keys
     prompt: int = 40  # ids of the second test vector
     pin: tuple[int, ...] = ()  # ids of a pinned prompt
 
@@ -80,7 +81,12 @@ PINNED = Kind(
 VALUE4 = replace(
     MASKED, name="tiny-value4", kv_heads=2, value4=(False, True, True, False), prompt=141
 )
-KINDS = (INT4, FLOAT, RAW, MASKED, PINNED, VALUE4)
+# Keys of 4 bits: in a window, in a head that keeps a part with its values, and beside values alone.
+KEY4 = replace(
+    MASKED, name="tiny-key4", kv_heads=2, prompt=142,
+    value4=(False, False, True, True), key4=(False, True, True, False),
+)  # fmt: skip
+KINDS = (INT4, FLOAT, RAW, MASKED, PINNED, VALUE4, KEY4)
 
 
 @dataclass(frozen=True)
@@ -428,7 +434,7 @@ def build(kind: Kind, tests: bytes | None = None) -> Golden:
     stream.matrix(Role.HEAD, -1, VOCAB, HIDDEN, kind.table)
     conf = conf_of(kind, stream)
     placed, size = assemble.place_tensors(stream.tensors, stream.segments)
-    placed_layers, units = assemble.place_units(conf, layers, kind.keeps, kind.value4)
+    placed_layers, units = assemble.place_units(conf, layers, kind.keeps, kind.value4, kind.key4)
     rings = list(placed_layers)
     table = (8, kind.context, rope_table(8, kind.context))
     canonical, digest = hdf()

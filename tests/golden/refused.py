@@ -135,7 +135,7 @@ DEFECTS: dict[str, dict[str, Defect]] = {
     },
     "SIZE": {"cut": cut, "longer": lambda image: image + bytes(256)},
     "FEATURE": {"bit-40": header(48, "Q", 1 << 40)},
-    "ABI": {"abi-3": header(112, "I", 3)},
+    "ABI": {"abi-4": header(112, "I", 4)},
     "SIGNATURE": {"unsigned-with-bytes": signature},
     "TABLE_CRC": {"flipped": lambda image: image[:512] + bytes([image[512] ^ 1]) + image[513:]},
     "TABLE": {
@@ -210,12 +210,24 @@ VALUE4_DEFECTS: dict[str, dict[str, Defect]] = {
     },
     "LAYR": {"value4-size": record("KVMK", 48 + 6, "H", 1)},
 }
+# The same with keys of 4 bits in the second and the third unit, values in the third and the fourth.
+KEY4_DEFECTS: dict[str, dict[str, Defect]] = {
+    "KVMK": {
+        "key4-bit": header(48, "Q", 0x1AB),
+        "key4-value-bit": header(48, "Q", 0x2AB),
+        "key4-flag": record("KVMK", 32 + 6, "H", 4),
+        "key4-first": record("KVMK", 48 + 12, "I", 20),
+    },
+    "LAYR": {"key4-size": record("KVMK", 48 + 6, "H", 3)},
+    "FEATURE": {"key4-next-bit": header(48, "Q", 0x7AB)},
+}
 #: Golden artifact -> what is done to it.
 BASES = {
     "tiny-int4": DEFECTS,
     "tiny-kvmask": MASK_DEFECTS,
     "tiny-pinned": PIN_DEFECTS,
     "tiny-value4": VALUE4_DEFECTS,
+    "tiny-key4": KEY4_DEFECTS,
 }
 
 

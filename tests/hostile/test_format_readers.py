@@ -206,7 +206,7 @@ RECORDS = {"CONF": spec.Conf, "LAYR": spec.Layer, "TENS": spec.Tensor, "SEGM": s
 EXTREMES = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
-@pytest.mark.parametrize("name", ["tiny-int4", "tiny-kvmask", "tiny-value4"])
+@pytest.mark.parametrize("name", ["tiny-int4", "tiny-kvmask", "tiny-value4", "tiny-key4"])
 @pytest.mark.parametrize("section", RECORDS)
 def test_every_record_field_at_its_extremes(engine: EngineReader, section: str, name: str) -> None:
     """Counts and sizes that wrap, zero divisors, huge offsets: every word of two records."""
@@ -303,6 +303,37 @@ def test_values_of_4_bits_are_there_only_with_their_bit(engine: EngineReader) ->
     tally.case(with_features(image_of(MASKED), bit), "rings in blocks", {Code.KVMK})
     for other in ("tiny-int4", "tiny-f16", "tiny-q4raw"):
         tally.case(with_features(image_of(other), bit), f"{other}: no KVMK", {Code.MISSING})
+    tally.report()
+
+
+def test_every_mix_of_values_and_keys_of_4_bits(engine: EngineReader) -> None:
+    """The rings of the file's own mix fit; a flag without its feature bit is none."""
+    image = image_of("tiny-key4")
+    tally = Tally(engine, "flags of units")
+    place = section_range(image, find(image, "KVMK"))
+    assert place is not None
+    wanted = {0, Code.KVMK, Code.LAYR, Code.RAM}
+    for flags in range(256):
+        raw = bytearray(image)
+        for number in range(4):
+            struct.pack_into("<H", raw, place[0] + 16 * number + 6, flags >> 2 * number & 3)
+        code = tally.case(bytes(reseal(raw)), f"flags {flags:#x}", wanted)
+        assert bool(code) == (raw != image)
+    tally.report()
+
+
+def test_keys_of_4_bits_are_there_only_with_their_bit(engine: EngineReader) -> None:
+    key4, value4 = int(spec.Feature.KV_KEY4), int(spec.Feature.KV_VALUE4)
+    tally = Tally(engine, "keys of 4 bits and their bit")
+    image = image_of("tiny-key4")
+    tally.case(with_features(image, key4), "values alone", {Code.KVMK})
+    tally.case(with_features(image, value4), "keys alone", {Code.KVMK})
+    tally.case(with_features(image, key4 | value4), "rings in lines", {Code.KVMK})
+    tally.case(with_features(image, BIT), "the bits alone", {0})
+    tally.case(with_features(image_of("tiny-value4"), key4), "a bit more", {0})
+    tally.case(with_features(image_of(MASKED), key4), "rings in blocks", {Code.KVMK})
+    for other in ("tiny-int4", "tiny-f16", "tiny-q4raw"):
+        tally.case(with_features(image_of(other), key4), f"{other}: no KVMK", {Code.MISSING})
     tally.report()
 
 

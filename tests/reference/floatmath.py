@@ -146,10 +146,25 @@ def quantise_kv(x: F32, group: int) -> tuple[I32, F32]:
     return np.where(live[..., None], codes, 0), np.where(live, scale, f32(0))
 
 
-def value4(codes: I32) -> I32:
-    """Section 7: int8 codes of values to the nearest of 15 levels, 17 apart."""
+def levels4(codes: I32) -> I32:
+    """Section 7: int8 codes to the nearest of 15 levels, 17 apart."""
     level = (codes + 127) // 17
     return 17 * level - 119
+
+
+def rotate(x: F32, query: bool) -> F32:
+    """Section 7: every block of the largest power of two that divides the width, by sums and
+    differences of pairs at a distance of 1, 2, 4, ..; a query then over the block's width."""
+    width = x.shape[-1]
+    block = width & -width
+    y, h = x, 1
+    while h < block:
+        pairs = y.reshape(*x.shape[:-1], width // (2 * h), 2, h)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        y = np.stack([a + b, a - b], axis=-2)
+        h *= 2
+    y = y.reshape(x.shape)
+    return y * f32(1 / block) if query else y
 
 
 # ---- norms, RoPE ----

@@ -161,13 +161,13 @@ class Interpreter:
                     every[head] = every[head] & part
         return np.repeat(np.stack(every, axis=1), repeat, axis=1)
 
-    def _value4(self, layer: Any) -> list[int]:
-        """KV heads whose values have 4 bits."""
+    def _narrow(self, layer: Any, flag: int) -> list[int]:
+        """KV heads whose values, or keys, have 4 bits."""
         if self.image.units is None:
             return []
         first = int(layer["unit_first"])
         own = self.image.units[first : first + int(layer["kv_heads"])]
-        return [head for head, unit in enumerate(own) if unit["flags"] & rec.UNITF_VALUE4]
+        return [head for head, unit in enumerate(own) if unit["flags"] & flag]
 
     def _mix(self, layer: Any, q: F32, k: F32, v: F32) -> F32:
         """Attention proper: [T, heads, head_dim]."""
@@ -176,9 +176,15 @@ class Interpreter:
         kind = int(self.conf["kv_type"])
         if kind == rec.KV_INT8:
             group = int(layer["kv_group"])
+            narrow = self._narrow(layer, rec.UNITF_KEY4)
+            q, k = q.copy(), k.copy()
+            for head in narrow:
+                own = slice(head * repeat, (head + 1) * repeat)
+                q[:, own], k[:, head] = fm.rotate(q[:, own], True), fm.rotate(k[:, head], False)
             parts = [Quantised(*fm.quantise_kv(t, group)) for t in (q, k, v)]
-            for head in self._value4(layer):
-                parts[2].codes[:, head] = fm.value4(parts[2].codes[:, head])
+            for part, heads4 in ((1, narrow), (2, self._narrow(layer, rec.UNITF_VALUE4))):
+                for head in heads4:
+                    parts[part].codes[:, head] = fm.levels4(parts[part].codes[:, head])
             dots = _int8_dots(parts[0], parts[1], repeat)
         else:
             if kind == rec.KV_F16:

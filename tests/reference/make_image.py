@@ -49,6 +49,7 @@ class Layer:
     q_slabs: tuple[int, ...] = ()  # heads of each Q record; empty: one record
     units: tuple[tuple[int, int], ...] = ()  # (sink, recent) of each KV head; empty: keep all
     value4: tuple[bool, ...] = ()  # values of each KV head have 4 bits; empty: none
+    key4: tuple[bool, ...] = ()  # keys likewise
     default: Formats = ((fmt.Q4H, 0),)
     formats: Mapping[int, Formats] = field(default_factory=dict)
     gains: Mapping[int, float] = field(default_factory=dict)  # by role: factor of super-scales
@@ -332,9 +333,10 @@ def place(tensors: Sequence[Tensor], start: int) -> tuple[Any, Any, bytes]:
     return np.array(rows, rec.TENSOR), np.array(segments, rec.SEGMENT), bytes(data)
 
 
-def _kv_block(kv_type: int, spec: Layer, value4: bool = False) -> int:
-    if value4:
-        return 32 * (3 * spec.head_dim // 2 + 4 * (spec.head_dim // spec.kv_group))
+def _kv_block(kv_type: int, spec: Layer, flags: int = 0) -> int:
+    if flags:
+        halves = 4 - flags.bit_count()
+        return 32 * (halves * spec.head_dim // 2 + 4 * (spec.head_dim // spec.kv_group))
     if kv_type == rec.KV_INT8:
         return pad(64 * (spec.head_dim + 2 * (spec.head_dim // spec.kv_group)), 64)
     return pad(64 * spec.head_dim * (4 if kv_type == rec.KV_F32 else 2), 64)
@@ -346,20 +348,21 @@ def _blocks(shape: Shape, spec: Layer) -> int:
 
 
 def _units(shape: Shape) -> Any:
-    """KVMK: there as soon as a layer names units. With values of 4 bits `first` counts lines."""
+    """KVMK: there as soon as a layer names units. With codes of 4 bits `first` counts lines."""
     rows = []
-    lines = any(any(spec.value4) for spec in shape.layers)
+    lines = any(any(spec.value4 + spec.key4) for spec in shape.layers)
     masked = lines or any(spec.units for spec in shape.layers)
     for spec in shape.layers if masked else ():
         first = 0
         keeps = spec.units or ((0, 0),) * spec.kv_heads
-        for (sink, recent), value4 in zip(
-            keeps, spec.value4 or (False,) * spec.kv_heads, strict=True
+        none = (False,) * spec.kv_heads
+        for (sink, recent), value4, key4 in zip(
+            keeps, spec.value4 or none, spec.key4 or none, strict=True
         ):
-            blocks = sink + recent + 1 if recent else _blocks(shape, spec)
-            unit = {"sink": sink, "recent": recent, "flags": int(value4), "blocks": blocks}
+            blocks, flags = sink + recent + 1 if recent else _blocks(shape, spec), value4 + 2 * key4
+            unit = {"sink": sink, "recent": recent, "flags": flags, "blocks": blocks}
             rows.append(_record(rec.UNIT, first=first, **unit))
-            first += blocks * _kv_block(shape.kv_type, spec, value4) // 64 if lines else blocks
+            first += blocks * _kv_block(shape.kv_type, spec, flags) // 64 if lines else blocks
     return np.array(rows, rec.UNIT)
 
 
@@ -372,7 +375,7 @@ def _layers(shape: Shape, tensors: Sequence[Tensor]) -> Any:
         if len(units):
             own = units[count : count + spec.kv_heads]
             size = sum(
-                int(u["blocks"]) * _kv_block(shape.kv_type, spec, bool(u["flags"])) for u in own
+                int(u["blocks"]) * _kv_block(shape.kv_type, spec, int(u["flags"])) for u in own
             )
         flags = rec.LAYERF_QK_NORM * spec.qk_norm | rec.LAYERF_QKV_BIAS * spec.bias
         flags |= rec.LAYERF_ATTN_SOFTCAP * bool(spec.attn_softcap)
@@ -498,8 +501,9 @@ def _kv_layout_id(shape: Shape, layers: Any, units: Any) -> int:
 def _features(shape: Shape, tensors: Sequence[Tensor]) -> int:
     bits = 1 | (32 if shape.kv_type == rec.KV_INT8 else 64)
     value4 = any(any(spec.value4) for spec in shape.layers)
-    bits |= 128 if value4 or any(spec.units for spec in shape.layers) else 0
-    bits |= 256 if value4 else 0
+    key4 = any(any(spec.key4) for spec in shape.layers)
+    bits |= 128 if value4 or key4 or any(spec.units for spec in shape.layers) else 0
+    bits |= 256 * value4 | 512 * key4
     for t in tensors:
         for kind, _ in t.segments:
             bits |= FEATURE.get(kind, 0)
@@ -557,9 +561,11 @@ def _seal(header: Any, table: Any) -> bytes:
     return bytes(header.tobytes())
 
 
-def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) -> bytes:
-    """The bytes of an artifact. `fill` gets the finished image with an empty test vector and
-    returns the record that replaces it (None: it stays as it is)."""
+def make(
+    shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None, hdf: bytes = b"{}"
+) -> bytes:
+    """The bytes of an artifact for the board of `hdf`. `fill` gets the finished image with an empty
+    test vector and returns the record that replaces it (None: it stays as it is)."""
     tensors = Maker(shape, seed).tensors()
     ropes, rope_count = _ropes(shape)
     plan, layers, units = _plan(shape, tensors), _layers(shape, tensors), _units(shape)
@@ -571,7 +577,7 @@ def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) ->
         "TENS": tens.tobytes(), "SEGM": segm.tobytes(), "PLAN": plan.tobytes(),
         "TOKN": byte_tokenizer(shape.vocab),
         "ROPE": ropes, "THRM": _record(rec.THERMAL).tobytes(), "TEST": test.tobytes(),
-        "HDFJ": b"{}", "MANI": b"\x80", "WHOT": whot,
+        "HDFJ": hdf, "MANI": b"\x80", "WHOT": whot,
     }  # fmt: skip
     start = int(_table(list(fixed.items()))[0][-1]["offset"])
     tens["offset"] += start

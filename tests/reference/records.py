@@ -60,7 +60,7 @@ LAYER = np.dtype(
 UNIT = np.dtype(
     [("sink", "<u4"), ("recent", "<u2"), ("flags", "<u2"), ("blocks", "<u4"), ("first", "<u4")]
 )
-UNITF_VALUE4 = 1
+UNITF_VALUE4, UNITF_KEY4 = 1, 2
 SEGMENT = np.dtype(
     [("format", "<u4"), ("first_group", "<u4"), ("group_count", "<u4"), ("reserved", "<u4")]
 )

@@ -30,6 +30,7 @@ RECORDS = {
     "gb_ladder": spec.Ladder,
     "gb_test": spec.TestVector,
     "gb_pin": spec.Pin,
+    "gb_cold": spec.Cold,
 }
 ENUMS: dict[str, type[IntEnum]] = {
     "GB_SECF_": spec.SectionFlag,  # type: ignore[dict-item]
@@ -45,6 +46,7 @@ ENUMS: dict[str, type[IntEnum]] = {
     "GB_BUF_": spec.Buffer,
     "GB_OP_": spec.Op,
     "GB_MODE_": spec.Mode,
+    "GB_COLD_": spec.ColdBy,
 }
 LIMITS = """
     ALIGN WEIGHT_ALIGN LINE PANEL GROUP SUPERBLOCK UNIT KV_BLOCK MAX_SECTIONS MAX_LAYERS
@@ -118,6 +120,7 @@ def test_enums_match_the_header(prefix: str, probe: dict[str, int]) -> None:
     ours = {prefix + member.name: member.value for member in ENUMS[prefix]}
     theirs = {k: v for k, v in probe.items() if k.startswith(prefix)}
     theirs.pop("GB_REQ_KNOWN", None)
+    assert theirs.pop("GB_REQ_KV_4BIT", spec.KV_4BIT) == spec.KV_4BIT
     theirs.pop("GB_KV_BLOCK", None)
     assert ours == theirs
 

@@ -59,6 +59,25 @@ def test_places_count_lines_where_values_have_4_bits() -> None:
     assert sizes.kv_layout_id(conf, *plain) != sizes.kv_layout_id(conf, layers, found)
 
 
+def test_places_where_values_and_keys_have_4_bits() -> None:
+    records = make.build(make.MASKED).records
+    conf, keeps = records.conf, ((0, 0), (0, 0), (1, 1), (0, 0))
+    value4, key4 = (False, False, True, True), (False, True, True, False)
+    wide, narrow, least = (32 * (codes + 4) for codes in (32, 24, 16))
+    assert sizes.kv_block_size(conf.kv_type, 16, 16, key4=True) == narrow
+    assert sizes.kv_block_size(conf.kv_type, 16, 16, value4=True, key4=True) == least
+    layers, found = place_units(conf, records.layers, keeps, value4, key4)
+    assert [unit.flags for unit in found] == [0, 2, 3, 1]
+    assert [(unit.value4, unit.key4) for unit in found] == list(zip(value4, key4, strict=True))
+    assert [unit.first for unit in found] == [0, 2 * wide // 64, 0, 3 * least // 64]
+    assert [layer.kv_size for layer in layers] == [2 * wide + 2 * narrow, 3 * least + 5 * narrow]
+    features = sizes.features_of(conf, records.segments, found)
+    assert features & spec.KV_4BIT == spec.KV_4BIT
+    alone = place_units(conf, records.layers, (), (), key4)[1]
+    features = sizes.features_of(conf, records.segments, alone)
+    assert features & spec.KV_4BIT == spec.Feature.KV_KEY4
+
+
 def test_all_heads_may_keep_everything_in_4_bits() -> None:
     records = make.build(make.MASKED).records
     layers, found = place_units(records.conf, records.layers, (), [True] * 4)
@@ -74,6 +93,8 @@ def test_values_of_4_bits_need_an_int8_cache_and_whole_lines(kv_type: int, head_
     layers = [replace(layer, head_dim=head_dim, kv_group=group) for layer in records.layers]
     with pytest.raises(FormatError, match="flags is 1"):
         place_units(conf, layers, (), [False, False, False, True])
+    with pytest.raises(FormatError, match="flags is 2"):
+        place_units(conf, layers, (), (), [False, False, False, True])
 
 
 @pytest.mark.parametrize("keeps", [(), [EVERYTHING] * 4])
@@ -142,6 +163,25 @@ def test_values_there_and_back(tmp_path: Path) -> None:
     wrong = {"units": 4, "value4": 3}
     units.with_units(tmp_path / "b", tmp_path / "d", KEEPS, kv_values=wrong)
     with pytest.raises(FormatError, match=r"kv_values\.value4 is 3, the records say 0"):
+        read_artifact(tmp_path / "d")
+
+
+def test_keys_there_and_back(tmp_path: Path) -> None:
+    narrow, vectors = GOLDEN / "tiny-key4.gembin", vectors_of(GOLDEN / "tiny-key4.gembin")
+    bits = {"value4": make.KEY4.value4, "key4": make.KEY4.key4}
+    units.with_units(narrow, tmp_path / "a", KEEPS, fill=lambda _: vectors)
+    units.with_units(
+        tmp_path / "a", tmp_path / "b", KEEPS, **bits, kv_keys={"units": 4, "key4": 2},
+        fill=lambda _: vectors,
+    )  # fmt: skip
+    with read_artifact(tmp_path / "b") as artifact:
+        assert units.key4_of(artifact) == make.KEY4.key4
+        assert units.value4_of(artifact) == make.KEY4.value4
+        assert artifact.manifest["kv_keys"] == {"units": 4, "key4": 2}
+    units.with_units(tmp_path / "b", tmp_path / "c", KEEPS, **bits, fill=lambda _: vectors)
+    assert (tmp_path / "c").read_bytes() == narrow.read_bytes()
+    units.with_units(tmp_path / "b", tmp_path / "d", KEEPS, kv_keys={"units": 4, "key4": 3})
+    with pytest.raises(FormatError, match=r"kv_keys\.key4 is 3, the records say 0"):
         read_artifact(tmp_path / "d")
 
 

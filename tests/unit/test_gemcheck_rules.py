@@ -305,11 +305,27 @@ def test_values_of_4_bits_are_counted_and_those_of_8_listed() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [make.VALUE4], ids=lambda kind: kind.name)
+def test_keys_of_4_bits_are_counted_and_those_of_8_listed() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-key4.gembin")
+    assert report.exit_code == 0
+    found = next(f for f in report.findings if f.rule == "kv-cache")
+    assert found.line.endswith(
+        "1 of 4 KV heads keep a part; values of 2 have 4 bits; keys of 2 have 4 bits"
+    )
+    assert found.details[0].endswith("or all; k4: keys of 4 bits; v4: values of 4 bits")
+    assert [" ".join(row.split()) for row in found.details[1:]] == [
+        "0 4 of 4 100.0% all, all k4, in a window of 16 tokens",
+        "1 8 of 10 80.0% 1+1 k4 v4, all v4",
+        "values of 8 bits, heads by layer: 0: 0 1",
+        "keys of 8 bits, heads by layer: 0: 0; 1: 1",
+    ]
+
+
+@pytest.mark.parametrize("kind", [make.VALUE4, make.KEY4], ids=lambda kind: kind.name)
 def test_a_pinned_prompt_in_4_bits(tmp_path: Path, kind: make.Kind) -> None:
     """Levels of 0 to 14, two a byte, and scales behind them; 15 is none."""
     source, ids = GOLDEN / f"v1.0/{kind.name}.gembin", make.PINNED.pin
-    bits = {"value4": kind.value4}
+    bits = {"value4": kind.value4, "key4": kind.key4}
     with units.rewritten(source, tmp_path / "a", kind.keeps, **bits, pinned=Pinned(ids)) as out:
         out.fill("TEST", bytes(read_artifact(source).section("TEST")))
         out.seal()
@@ -320,8 +336,8 @@ def test_a_pinned_prompt_in_4_bits(tmp_path: Path, kind: make.Kind) -> None:
     assert severity(report, "pinned-prompt") is Severity.OK
     with read_artifact(tmp_path / "a") as artifact:
         assert artifact.pin is not None
-        ring = artifact.pin.rings[2]
-        at = ring.at + 32 * (16 + 2) + 5 * 8  # behind the keys, a row of 16 values in 8 bytes
+        at = artifact.pin.rings[2].at + 5 * 8  # a row of 16 keys or values in 8 bytes
+        at += 0 if artifact.units[2].key4 else 32 * (16 + 2)
     for bits_of_15 in (0x0F, 0xF0):
         wrong = blocks[:at] + bytes([blocks[at] | bits_of_15]) + blocks[at + 1 :]
         with units.rewritten(source, tmp_path / "b", kind.keeps, **bits, pinned=Pinned(ids)) as out:
