@@ -88,6 +88,7 @@ static void check_artifact(doctor *d)
         return;
     }
     d->has_artifact = doctor_read_artifact(d->path, &d->wants);
+    d->wants.threads = d->config->threads ? d->config->threads : d->wants.threads;
     if (d->has_artifact) {
         say(d, LEVEL_OK, "artifact", "%s for %s, %u threads, %.1f MiB", d->wants.model,
             d->wants.target, d->wants.threads, mib(d->wants.total));

@@ -362,6 +362,8 @@ class MetricsConfig(Part):
     def _understood(cls, listen: str) -> str:
         if checks.plain(listen):
             _known(parse_listen, listen)
+        if listen.startswith("unix:"):
+            checks.socket(Path(listen[5:]))
         return listen
 
 
@@ -384,6 +386,25 @@ class Config(Part):
     mqtt: MqttConfig = key(MqttConfig(), "the broker")
     metrics: MetricsConfig = key(MetricsConfig(), "Prometheus and the status page")
     hooks: HooksConfig = key(HooksConfig(), "commands to run")
+
+    @model_validator(mode="after")
+    def _places_differ(self) -> Config:
+        listen = self.metrics.listen
+        places = {
+            "daemon.state": self.daemon.state,
+            "daemon.socket": self.daemon.socket,
+            "sensors.powerd_socket": self.sensors.powerd_socket,
+            **({"metrics.listen": Path(listen[5:])} if listen.startswith("unix:") else {}),
+        }
+        seen: dict[str, str] = {}
+        for name, path in places.items():
+            other = seen.setdefault(os.path.normpath(path), name)
+            if other != name:
+                table, _, one = name.partition(".")
+                given = one in getattr(self, table).model_fields_set
+                mine, theirs = (name, other) if given else (other, name)
+                raise checks.wrong(path, f"is {theirs} already; use another path", key=mine)
+        return self
 
 
 def parse(text: str, path: Path) -> Config:

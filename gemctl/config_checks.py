@@ -21,7 +21,7 @@ from gemctl.strict import CONTROL
 
 SOCKET_MOST = 107  # bytes of a Unix socket's path
 PATH_MOST, NAME_MOST = 4095, 255  # bytes of a path, and of a name in it
-SHOWN_MOST = 60  # characters of a value
+SHOWN_MOST = 160  # characters of a value: most paths are shown whole
 _NAME = re.compile(r"[^\W_](?:[\w-]{0,61}[^\W_])?")  # of a host, between two dots
 
 

@@ -414,9 +414,7 @@ class _Runner(ABC):
 def _warn_unlocked(name: str, stats: Stats) -> None:
     """Tell of memory that was to be locked and is not."""
     wanted = stats.ram_total - stats.ram_stacks
-    if wanted - stats.locked_bytes < os.sysconf(
-        "SC_PAGE_SIZE"
-    ):  # the file's last page is not whole
+    if wanted - stats.locked_bytes < 4096:  # the file's last page is not whole
         return
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     told = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} bytes"

@@ -7,7 +7,6 @@ afterwards stays, as slowly as heat allows. A model comes back when somebody ena
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from gemctl.errors import ApiError
 from gemctl.serve.models import Models
@@ -47,8 +46,11 @@ class Unloading:
 
     async def _free(self, name: str) -> None:
         self._models.hub.publish("throttle.unload", model=name)
-        with contextlib.suppress(ApiError):  # a full disk keeps nobody hot
+        try:
             await self._models.disable(name)
+        except ApiError as error:  # a full disk keeps nobody hot
+            if error.code == "busy" and self._left is not None:  # a job was quicker
+                self._left.add(name)
 
     async def close(self) -> None:
         """End what is under way."""

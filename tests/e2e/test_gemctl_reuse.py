@@ -227,8 +227,9 @@ def test_the_end_of_the_context(daemon: Daemon) -> None:
     assert (found["finish"], found["generated_tokens"]) == ("max_tokens", 400)
     assert found["slides"] > 0
     words = ["generate", "--raw", "--max-tokens", "400", "--temperature", "0", "--ignore-eos"]
-    assert daemon.gemctl(*words, "--on-full", "mark", "abc").rstrip("\n") == (
-        wanted[1]["text"] + "[TRUNCATED]"
+    told = "gemctl: generate: the context is full after 190 tokens; --on-full slide goes on\n"
+    assert daemon.gemctl(*words, "--on-full", "mark", "abc") == (
+        f"{wanted[1]['text']}[TRUNCATED]\n{told}"  # the answer, and on stderr why it ends
     )
     slid = json.loads(daemon.gemctl(*words, "--on-full", "slide", "--json", "abc"))
     assert (slid["text"], slid["slides"]) == (found["text"], found["slides"])

@@ -161,6 +161,16 @@ def test_what_is_wrong_with_a_board(gemrun_cli: Path, tree: sysfs.Sysfs, artifac
     assert found["isolated"][1].endswith("with --affinity 0xe")
 
 
+def test_threads_of_the_line_are_those_that_count(
+    gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path
+) -> None:
+    tree.online("0")
+    tree.put(f"{CPU}/present", "0")
+    text = lines(gemrun_cli, tree, artifact)["cores"][1]
+    assert re.match(r"1 are online and the artifact is planned for [2-8] threads; compile", text)
+    assert lines(gemrun_cli, tree, artifact, "--threads", "1")["cores"][0] == "ok"
+
+
 def test_isolated_cores_name_their_mask(gemrun_cli: Path, tree: sysfs.Sysfs) -> None:
     tree.put(f"{CPU}/isolated", "4-5")
     found = lines(gemrun_cli, tree)["isolated"]
