@@ -249,9 +249,34 @@ typedef struct gb_thermal {
     float threshold_c;  /* throttle from here; 0 = not set */
     float hysteresis_c; /* K below the threshold at which it is released */
     float device_max_c; /* continuous limit of the board's policy; 0 = unknown */
-    uint32_t mode;      /* 0 balanced; others come with the daemon */
+    uint32_t mode;      /* 0: the mode is that of gb_ladder */
     uint8_t reserved[48];
 } gb_thermal;
+
+/* Behind gb_thermal in the record of THRM, where record_size has room for it: what a program that
+ * is told the temperature does by itself (gemrun_thermal.h). */
+enum { GB_MAX_RUNGS = 8 };
+enum { /* throttle modes */
+    GB_MODE_BALANCED = 0, GB_MODE_PERFORMANCE = 1, GB_MODE_AGGRESSIVE = 2,
+    GB_MODE_CONSERVATIVE = 3, GB_MODE_SILENT = 4
+};
+
+typedef struct gb_rung { /* thousandths: of the time, the threads and the chunk that were opened */
+    uint16_t duty, threads, chunk;
+    uint16_t reserved;
+} gb_rung;
+
+typedef struct gb_ladder {
+    uint32_t mode;       /* GB_MODE_*: how it was made */
+    uint32_t rung_count; /* 1..8; the first one holds while nothing is hot */
+    float engage_c, release_c; /* up from here on, down from there; both 0: no limit is known */
+    uint32_t rise;       /* rungs at a time, upwards */
+    uint32_t fault;      /* this rung, or a higher one, while the sensor cannot be believed */
+    uint32_t engage_ms, release_ms; /* on a rung before the next one up, down */
+    uint32_t stale_ms;   /* a temperature that is older is none */
+    gb_rung rungs[GB_MAX_RUNGS];
+    uint8_t reserved[28];
+} gb_ladder;
 
 typedef struct gb_pin { /* then u32 ids, zeros up to a line, and the ring blocks of their tokens */
     uint32_t tokens;
@@ -291,6 +316,8 @@ _Static_assert(offsetof(gb_tensor, offset) == 48, "gb_tensor");
 _Static_assert(sizeof(gb_plan) == 48, "gb_plan");
 _Static_assert(sizeof(gb_rope) == 16, "gb_rope");
 _Static_assert(sizeof(gb_thermal) == 64, "gb_thermal");
+_Static_assert(sizeof(gb_rung) == 8, "gb_rung");
+_Static_assert(sizeof(gb_ladder) == 128, "gb_ladder");
 _Static_assert(sizeof(gb_pin) == 64, "gb_pin");
 _Static_assert(sizeof(gb_cold) == 16, "gb_cold");
 _Static_assert(sizeof(gb_test) == 2048, "gb_test");

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gemrun_board.h"
 #include "gr_port.h"
 
 #define MS 1000000
@@ -131,6 +132,7 @@ static int on_text(void *user, int32_t token, const char *text, size_t size)
 {
     ride *r = user;
     r->decoding = true;
+    r->model->ctx->e.chunk = r->model->chunk; /* only a prompt comes in smaller pieces */
     bool heard = r->from && r->from->on_text;
     return heard ? r->from->on_text(r->from->user, token, text, size) : 0;
 }
@@ -144,7 +146,10 @@ static int on_step(void *user, uint32_t *threads)
         return 1;
     pthread_mutex_lock(&h->lock);
     h->steps++;
+    gs_heed_heat(h);
     keep_pace(h, r->model, r->now, next);
+    if (!r->decoding)
+        r->model->ctx->e.chunk = gs_share_of(r->model->chunk, h->heat.rung.chunk);
     r->now = next;
     *threads = fewer(r->threads, next->threads); /* more than were opened: as opened */
     if (r->model->cancelled || h->closing)
@@ -199,6 +204,7 @@ static void give_back(const ride *r, const gemrun_stats *s, bool failed)
     gs_model *m = r->model;
     pthread_mutex_lock(&h->lock);
     end_request(&h->pace, r->now);
+    m->ctx->e.chunk = m->chunk;
     h->riding = NULL;
     h->requests++;
     h->failed += failed;
@@ -323,7 +329,11 @@ static gemrun_status take_facts(gs_model *m)
     snprintf(f->family, sizeof f->family, "%s", i.family);
     snprintf(f->target, sizeof f->target, "%s", i.target);
     snprintf(f->kernel, sizeof f->kernel, "%s", i.kernel);
-    return GEMRUN_OK;
+    m->chunk = m->ctx->e.chunk;
+    return gs_ladder_of(&m->ctx->e.v, &m->ladder)
+               ? GEMRUN_OK
+               : gs_refuse(GEMRUN_E_THRM, i.name, "the ladder of its thermal policy breaks a rule; "
+                           "compile it again");
 }
 
 static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_weights,
@@ -343,6 +353,9 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
     }
     *st = *st == GEMRUN_OK && !c.ignore_memory ? gemrun_stream(m->ctx) : *st;
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
+    bool ours = *st != GEMRUN_OK || c.allow_foreign_board ||
+                gemrun_check_board(m->ctx, path, NULL) >= 0;
+    *st = ours ? *st : GEMRUN_E_BOARD;
     if (*st == GEMRUN_OK)
         return m;
     free_model(m);
@@ -515,13 +528,39 @@ static gs_share lower(gs_share a, gs_share b)
     return (gs_share){a.duty < b.duty ? a.duty : b.duty, fewer(a.threads, b.threads)};
 }
 
-static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
+static gs_shares lower_of(gs_shares a, gs_shares b)
+{
+    return (gs_shares){lower(a.decode, b.decode), lower(a.prefill, b.prefill)};
+}
+
+/* A daemon sees the temperature as well, and more: while it steers, the ladder rests. */
+void gs_heed_heat(gemrun_handle_t *h)
 {
     gs_pace *p = &h->pace;
+    gs_heat *heat = &h->heat;
+    const gs_model *m = h->riding ? h->riding : h->model;
+    if (m) {
+        heat->ladder = m->ladder;
+        heat->threads = m->facts.threads;
+        heat->chunk = m->chunk;
+    }
+    heat->rung = gs_climb_rung(&h->climb, &heat->ladder, gs_now(), &heat->level);
+    if (gs_attached(h)) {
+        heat->rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
+        heat->level = 0;
+    }
+    bool fewer_threads = heat->rung.threads < FULL_DUTY;
+    gs_share s = {heat->rung.duty,
+                  fewer_threads ? gs_share_of(heat->threads, heat->rung.threads) : 0};
+    p->heat = (gs_shares){s, s};
+    p->now = lower_of(lower_of(p->own, p->daemon), p->heat);
+}
+
+static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
+{
     pthread_mutex_lock(&h->lock);
     *whose = shares;
-    p->now = (gs_shares){lower(p->own.decode, p->daemon.decode),
-                         lower(p->own.prefill, p->daemon.prefill)};
+    gs_heed_heat(h);
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
 }
@@ -581,8 +620,9 @@ static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config
     pthread_mutex_init(&h->attaching, NULL);
     pthread_cond_init(&h->changed, &steady);
     pthread_condattr_destroy(&steady);
-    h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .now = GS_UNPACED,
-                        .since = gs_now()};
+    h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .heat = GS_UNPACED,
+                        .now = GS_UNPACED, .since = gs_now()};
+    h->heat.rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
     h->config = config ? *config : gemrun_config_default();
     h->file = -1;
     h->path = strdup(path);

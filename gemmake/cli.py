@@ -13,12 +13,11 @@ import click
 from gemmake import __version__
 from gemmake.advise_cli import advise
 from gemmake.engine_cli import engine
-from gemmake.errors import OutputError
+from gemmake.errors import OutputError, UsageError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
 from gemmake.options import (
     MEMORY_LAYOUT,
-    REFUSED,
     Effort,
     Int4Format,
     KvGate,
@@ -28,6 +27,7 @@ from gemmake.options import (
     Offload,
     Profile,
     Quantization,
+    ThrottleMode,
     asked,
 )
 from gemrun import console
@@ -36,14 +36,6 @@ from gemrun.format.writer import show
 PATH = click.Path(path_type=Path)
 GATES = ",".join(f"{name}={value}" for name, value in asdict(KvGate()).items())
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _refuse(name: str) -> Decorator:
-    def callback(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{name}: not supported; {REFUSED[name]}")
-
-    return click.option(name, callback=callback, expose_value=False, hidden=True)
 
 
 def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> KvGate:
@@ -68,7 +60,8 @@ def _choice(
     | type[KvValues]
     | type[KvKeys]
     | type[Profile]
-    | type[Offload],
+    | type[Offload]
+    | type[ThrottleMode],
     name: str,
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
@@ -113,9 +106,17 @@ class Gemmake(Word):
 @click.option("--target", required=True, help="Board: a name in hdf/, or a path to a .toml file.")
 @click.option(
     "--output",
-    required=True,
+    default=None,
     type=PATH,
-    help="Artifact to write; a .memmap listing is written beside it.",
+    help="Artifact to write; a .memmap listing is written beside it.  "
+    "[default: MODEL-TARGET[-BSP].gembin]",
+)
+@click.option(
+    "--bsp-version",
+    default=None,
+    metavar="BSP",
+    help="Version of the board support package, for the default name, as 35.4.1.  [default: the "
+    "target's]",
 )
 @_choice(Quantization, "--quantization")
 @click.option(
@@ -204,6 +205,7 @@ class Gemmake(Word):
     default=None,
     help="°C at which throttling starts; stored in the artifact.",
 )
+@_choice(ThrottleMode, "--throttle-mode")
 @click.option(
     "--power-mode",
     default=None,
@@ -262,9 +264,8 @@ class Gemmake(Word):
 )
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
-@_refuse("--throttle-mode")
 @click.version_option(__version__, prog_name="gemmake")
-def main(debug: bool, **options: Any) -> None:
+def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
 
     \b
@@ -280,10 +281,16 @@ def main(debug: bool, **options: Any) -> None:
     6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
     with command("gemmake", debug):
+        from gemmake.naming import default_output
         from gemmake.pipeline import compile_model
         from gemmake.progress import shown
         from gemmake.report import render_result
 
+        if options["output"] is None:
+            model, target = options["model"], options["target"]
+            options["output"] = default_output(model, target, bsp_version)
+        elif bsp_version is not None:
+            raise UsageError("--bsp-version: is for the default name; leave out --output, or it")
         request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)

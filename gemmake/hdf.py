@@ -39,6 +39,7 @@ MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
 MAX_BYTES = 1 << 20  # of one file
 MAX_NESTING = 8  # tables and lists in one another
 NAME_BYTES = 16  # room for a target's name in the artifact's header
+BSP_PATTERN = r"^[0-9A-Za-z][0-9A-Za-z._+-]{0,31}$"  # version of a board support package
 MIB = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 MERGE_KEYS = ("id", "label", "field")  # arrays of tables merge by the first that an entry has
@@ -242,6 +243,7 @@ class Hdf(_Table):
     hdf_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=NAME_BYTES)]
     board: Text  # short name for messages, e.g. orin-nano
+    bsp_version: Annotated[str, Field(pattern=BSP_PATTERN)] | None = None  # as 35.4.1
     compatible: tuple[Text, ...] = ()  # /proc/device-tree/compatible, most specific first
     target: Target
     cpu: Cpu

@@ -52,6 +52,19 @@ class Effort(str, Enum):
     FAST = "fast"
 
 
+class ThrottleMode(str, Enum):
+    """What an engine that is told the temperature does: rungs from the threshold up; with
+    performance from the kernel's trip, aggressive from the board's continuous limit and two at a
+    time, conservative with half the time and threads from the start, silent less and from 10 °C
+    below."""
+
+    BALANCED = "balanced"
+    PERFORMANCE = "performance"
+    AGGRESSIVE = "aggressive"
+    CONSERVATIVE = "conservative"
+    SILENT = "silent"
+
+
 class Int4Format(str, Enum):
     """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8, which imports
     such lattices exactly."""
@@ -79,12 +92,6 @@ class Offload(str, Enum):
     FFN = "ffn"
     ALL = "all"
 
-
-#: The options of DESIGN section 5 that do not work yet, each with the reason it is refused.
-#: The list may only shrink; tests/unit/test_gemmake_options.py holds a copy.
-REFUSED: dict[str, str] = {
-    "--throttle-mode": "throttling needs the control daemon, which is not part of this version",
-}
 
 #: Tokens of context and of a prefill step where the command names none.
 CONTEXT = {Profile.STANDARD: 1024, Profile.LITE: 512}
@@ -136,6 +143,7 @@ class CompileOptions:
     ram_fraction: float | None = None  # of memory that a model may take; None: likewise
     run_threads: int | None = None
     temperature_threshold: float | None = None
+    throttle_mode: ThrottleMode = ThrottleMode.BALANCED
     power_mode: str | None = None  # that speed is predicted for; None: the target's default
     config: Path | None = None
     effort: Effort = Effort.FULL
@@ -266,6 +274,7 @@ class CompileOptions:
                 "quantization": self.quantization.value,
                 "run_threads": self.run_threads,
                 "temperature_threshold": self.temperature_threshold,
+                "throttle_mode": self.throttle_mode.value,
             }
         )
 
@@ -299,7 +308,8 @@ COMMAND = (
     ("--kv-cache-size", "context"), ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
     ("--offload", "offload"),
     ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
-    ("--temperature-threshold", "temperature_threshold"), ("--power-mode", "power_mode"),
+    ("--temperature-threshold", "temperature_threshold"), ("--throttle-mode", "throttle_mode"),
+    ("--power-mode", "power_mode"),
     ("--calibration", "calibration"),
     ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),
     ("--kv-gate", "kv_gate"), ("--statistics", "statistics"), ("--pin-prompt", "pin_prompt"),

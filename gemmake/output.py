@@ -251,6 +251,8 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
             "threshold_c": state.thermal.threshold_c,
             "hysteresis_c": state.thermal.hysteresis_c,
             "device_max_c": state.thermal.device_max_c,
+            "throttle_mode": state.options.throttle_mode.value,
+            "engage_c": state.ladder.engage_c if state.ladder else 0.0,
         },
         "tensors": [_tensor(t, tallies) for t in state.stream.tensors],
         "buffers": [asdict(buffer) for buffer in state.buffers],

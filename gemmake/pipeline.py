@@ -30,6 +30,7 @@ from gemmake.passes.tokens import compile_tokenizer, tokenizer_notes
 from gemmake.progress import Reporter, Silent
 from gemmake.report import log_lines
 from gemmake.state import State
+from gemrun.format import spec
 
 Pass = Callable[[State], State]
 
@@ -61,9 +62,10 @@ def chat_template(state: State) -> State:
 
 
 def thermal_policy(state: State) -> State:
-    """The throttle temperature, from the option or the target."""
-    threshold = state.options.temperature_threshold
-    return replace(state, thermal=thermal.policy(state.hdf, threshold))
+    """The throttle temperature, from the option or the target, and the ladder above it."""
+    threshold, mode = state.options.temperature_threshold, state.options.throttle_mode
+    ladder = thermal.ladder(state.hdf, threshold, spec.Mode[mode.name])
+    return replace(state, thermal=thermal.policy(state.hdf, threshold), ladder=ladder)
 
 
 def place_layers(state: State) -> State:

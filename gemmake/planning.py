@@ -101,6 +101,7 @@ def records_of(
         tokn=state.tokn,
         tmpl=state.tmpl,
         thermal=state.thermal,
+        ladder=state.ladder,
         tests=writer.blank_tests(tests),
         hdf=state.hdf.canonical_json(),
         hdf_sha256=state.hdf.sha256(),

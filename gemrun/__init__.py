@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemrun.batch import Answer, Batch
-    from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Tokens
-    from gemrun.errors import GemRunError, MemoryLockWarning
+    from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Thermal, Tokens
+    from gemrun.errors import BoardWarning, GemRunError, MemoryLockWarning
     from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
 __version__ = "0.1.0"
 _PLACES = {
     **dict.fromkeys(("GemRunHandle", "HandleStats", "ReplaceTimes"), "handle"),
     **dict.fromkeys(("Answer", "Batch"), "batch"),
-    **dict.fromkeys(("GemRunError", "MemoryLockWarning"), "errors"),
+    **dict.fromkeys(("BoardWarning", "GemRunError", "MemoryLockWarning"), "errors"),
 }
 __all__ = [
     "Answer",
     "Batch",
+    "BoardWarning",
     "GemRunContext",
     "GemRunError",
     "GemRunHandle",
@@ -38,6 +39,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Stream",
+    "Thermal",
     "Tokens",
 ]
 

@@ -18,7 +18,7 @@ from gemmake.check import masks, pinned, weights
 from gemmake.check.judged import judged
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
-from gemmake.passes import memplan
+from gemmake.passes import memplan, thermal
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
 from gemrun.format import cold, manifest, pins, sign, sizes, spec
@@ -334,15 +334,16 @@ class Temperature(Rule):
     """The throttle threshold against what the board allows for continuous load."""
 
     id = "temperature"
-    hint = "this version has no --throttle-mode yet: compile with a lower --temperature-threshold"
+    hint = "compile with --throttle-mode aggressive, or a lower --temperature-threshold"
+    heeded = "the artifact's throttle mode begins at the limit already; the threshold is above it"
 
     def check(self, subject: Subject) -> Finding:
         """A threshold above the continuous limit is a warning, unless the target's policy has it.
 
         The policy names both temperatures: its own board keeps to them, and nobody chose wrongly.
         """
-        thermal = subject.artifact.thermal
-        threshold, limit = thermal.threshold_c, thermal.device_max_c
+        stored = subject.artifact.thermal
+        threshold, limit = stored.threshold_c, stored.device_max_c
         if threshold == 0:
             return self.ok("Temperature threshold not set (the kernel's trips apply)")
         text = f"Temperature threshold {threshold:g}\u00b0C"
@@ -352,9 +353,39 @@ class Temperature(Rule):
             return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")
         if _is_policy(subject):
             return self.ok(f"{text} (policy of the target; continuous limit {limit:g}\u00b0C)")
-        return self.warn(
+        found = self.warn(
             f"{text} exceeds device spec for continuous load (max {limit:g}\u00b0C) "
             "\u2014 recommend --throttle-mode aggressive"
+        )
+        ladder = subject.artifact.ladder
+        heeded = ladder is not None and 0 < ladder.engage_c <= limit
+        return replace(found, hint=self.heeded) if heeded else found
+
+
+class ThermalLadder(Rule):
+    """What an engine that is told the temperature does, against the target and the options."""
+
+    id = "ladder"
+    hint = "compile again"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """Its beginning must be what options and target say; artifacts from before have none."""
+        ladder, options = subject.artifact.ladder, subject.artifact.manifest["options"]
+        if ladder is None:
+            return None
+        mode = spec.Mode(ladder.mode)
+        text = f"Throttle mode {mode.name.lower()}: {ladder.rung_count} rungs"
+        wanted = thermal.ladder(subject.hdf, options.get("temperature_threshold"), mode)
+        told = options.get("throttle_mode", spec.Mode.BALANCED.name.lower())
+        if told != mode.name.lower() or np.float32(wanted.engage_c) != np.float32(ladder.engage_c):
+            return self.warn(
+                f"{text} from {ladder.engage_c:g}\u00b0C, the options say {told} and "
+                f"{wanted.engage_c:g}\u00b0C"
+            )
+        if ladder.engage_c == 0:
+            return self.ok(f"{text}, no limit is known (the kernel's trips apply)")
+        return self.ok(
+            f"{text} from {ladder.engage_c:g}\u00b0C, down again at {ladder.release_c:g}\u00b0C"
         )
 
 
@@ -469,6 +500,7 @@ RULES: tuple[Rule, ...] = (
     Cache(),
     MaskQuality(),
     Temperature(),
+    ThermalLadder(),
     Tables(),
     StopIds(),
     Chat(),

@@ -16,6 +16,7 @@ from gemrun.format.spec import (
     Conf,
     Header,
     KvUnit,
+    Ladder,
     Layer,
     Plan,
     Rope,
@@ -48,6 +49,7 @@ class Records:
     isa: int = 0
     isa_features: int = 0
     ram_budget: int = 0  # bytes, 0 = not stated
+    ladder: Ladder | None = None  # behind `thermal` in its record
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
     pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
     cold: Sequence[Cold] = ()  # weights that do not stay in memory; empty: no COLD
@@ -157,6 +159,12 @@ def _units_of(
     return out
 
 
+def _thermal_part(thermal: Thermal, ladder: Ladder | None) -> Part:
+    """THRM: one record, longer where it has a ladder."""
+    data = thermal.pack() + (ladder.pack() if ladder else b"")
+    return Part("THRM", len(data), data, len(data), 1)
+
+
 def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
@@ -172,7 +180,7 @@ def assemble(records: Records) -> Assembled:
         writer.section_part("TOKN", records.tokn),
         *([] if records.tmpl is None else [writer.section_part("TMPL", records.tmpl)]),
         writer.section_part("ROPE", records.rope),
-        writer.section_part("THRM", records.thermal.pack()),
+        _thermal_part(records.thermal, records.ladder),
         writer.section_part("TEST", records.tests),
         *([writer.section_part("PINP", records.pin)] if records.pin else []),
         *([writer.section_part("COLD", _packed(records.cold))] if records.cold else []),

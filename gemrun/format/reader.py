@@ -28,6 +28,7 @@ from gemrun.format.spec import (
     Conf,
     Header,
     KvUnit,
+    Ladder,
     Layer,
     Plan,
     Record,
@@ -57,6 +58,7 @@ class Records:
     plans: tuple[Plan, ...]
     ropes: tuple[Rope, ...]
     thermal: Thermal
+    ladder: Ladder | None  # an artifact from before it had one: the usual one
     tests: tuple[TestVector, ...]
     tokenizer: tokens.Tokenizer
     template: tokens.Template | None
@@ -172,6 +174,8 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
         manifest_.check(
             manifest, found.conf, found.layers, found.tensors, found.segments, found.units
         )
+        if found.ladder is not None:
+            records.check_ladder(found.ladder)
         manifest_.check_pin(manifest, None if found.pin is None else len(found.pin.ids))
     return Artifact(
         header=header,
@@ -404,6 +408,7 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
     ropes = records.read_ropes(conf, layers, _part(image, sections["ROPE"]))
     thermal = _array(image, sections, Thermal, "THRM", 1)[0]
     records.check_thermal(thermal)
+    ladder = _ladder(image, sections)
     tests = _array(image, sections, TestVector, "TEST", spec.MAX_TESTS)
     records.check_tests(conf, tests)
     tokenizer = tokens.read_tokn(_part(image, sections["TOKN"]), conf.vocab_rows)
@@ -422,11 +427,19 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
         plans,
         ropes,
         thermal,
+        ladder,
         tests,
         tokenizer,
         template,
         pin,
     )
+
+
+def _ladder(image: memoryview, sections: Mapping[str, Section]) -> Ladder | None:
+    """Not checked: an engine that is told no temperature does not look at it."""
+    at, need = spec.size_of(Thermal), spec.size_of(Thermal) + spec.size_of(Ladder)
+    entry = sections["THRM"]
+    return Ladder.unpack(_part(image, entry), at) if entry.record_size >= need else None
 
 
 # ---- rows 18 to the end ----

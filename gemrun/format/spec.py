@@ -43,6 +43,9 @@ MAX_UNITS = MAX_LAYERS * MAX_HEADS  # records of KVMK
 MAX_HEAD_DIM = 512
 MAX_THREADS = 8
 MAX_TESTS = 64
+MAX_RUNGS = 8
+MAX_RUNG_MS = 600_000  # a time of the ladder
+MAX_CELSIUS = 150.0  # a temperature of the ladder
 TEST_PROMPT = 400
 TEST_STEPS = 64
 MAX_MANIFEST = 16 << 20
@@ -532,6 +535,48 @@ class Thermal(Record):
     device_max_c: float = field_of("f")
     mode: int = field_of("I")
     reserved: bytes = field_of("48s")
+
+
+class Mode(IntEnum):
+    """How a ladder was made: throttle modes."""
+
+    BALANCED = 0
+    PERFORMANCE = 1
+    AGGRESSIVE = 2
+    CONSERVATIVE = 3
+    SILENT = 4
+
+
+@dataclass(frozen=True)
+class Rung(Record):
+    """A step of the ladder: thousandths of the time, the threads and the chunk as opened."""
+
+    duty: int = field_of("H")
+    threads: int = field_of("H")
+    chunk: int = field_of("H")
+    reserved: int = field_of("H")
+
+
+@dataclass(frozen=True)
+class Ladder(Record):
+    """What a program that is told the temperature does; behind Thermal in the record of THRM."""
+
+    mode: int = field_of("I")
+    rung_count: int = field_of("I")
+    engage_c: float = field_of("f")
+    release_c: float = field_of("f")
+    rise: int = field_of("I")
+    fault: int = field_of("I")
+    engage_ms: int = field_of("I")
+    release_ms: int = field_of("I")
+    stale_ms: int = field_of("I")
+    rungs: bytes = field_of("64s")
+    reserved: bytes = field_of("28s")
+
+    def steps(self) -> tuple[Rung, ...]:
+        """All eight rungs, those that are not used as well."""
+        size = size_of(Rung)
+        return tuple(Rung.unpack(self.rungs, size * i) for i in range(MAX_RUNGS))
 
 
 @dataclass(frozen=True)

@@ -314,7 +314,7 @@ def unprivileged(*words: str | Path) -> list[str]:
 
 def test_a_limit_that_is_too_low_is_named(gemrun_cli: Path, artifact: Path) -> None:
     words = ("--prompt", "abc", "--max-tokens", "3", "--temperature", "0", "--ignore-eos", "--json")
-    command = unprivileged(gemrun_cli, artifact, *words)
+    command = unprivileged(gemrun_cli, artifact, "--allow-foreign-board", *words)
     done = subprocess.run(
         [*command, "--lock-memory"], capture_output=True, text=True, check=False,
         timeout=60, preexec_fn=limited(64),
@@ -338,7 +338,7 @@ def test_what_is_locked_is_told(gemrun_cli: Path, artifact: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     if limit != resource.RLIM_INFINITY and limit < wanted and not locks_without_limit():
         pytest.skip(f"{limit} bytes may be locked here, {wanted} are needed")
-    words = ["--prompt", "abc", "--max-tokens", "3", "--lock-memory"]
+    words = ["--prompt", "abc", "--max-tokens", "3", "--lock-memory", "--allow-foreign-board"]
     done = subprocess.run(
         [gemrun_cli, artifact, *words, "--json"], capture_output=True, text=True, check=True
     )
@@ -353,7 +353,8 @@ import sys, warnings
 from gemrun import GemRunContext, MemoryLockWarning
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    with GemRunContext(sys.argv[1], lock_memory=True, ignore_memory=True) as ctx:
+    with GemRunContext(sys.argv[1], lock_memory=True, ignore_memory=True,
+                       allow_foreign_board=True) as ctx:
         print(ctx.stats().locked_bytes, [one.category.__name__ for one in seen])
         print(seen[0].message if seen else "")
 """
