@@ -350,15 +350,23 @@ def _memory(largest: State, advice: Advice) -> Verdict:
     if granted == 0 or most <= granted:
         return Verdict()
     reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
-    for one in planning.remedies(largest):
-        longest = one.context - advice.wish.answer
-        if one.total <= granted and longest >= LEAST_INPUT:
-            room = (
-                f", for inputs of {longest} tokens" if longest < advice.wish.longest_input else ""
-            )
-            remedy = f"gemmake {one.option}: {math.ceil(one.total / MIB)} MiB{room}"
-            return Verdict(Fit.NO, reason, remedy)
-    return Verdict(Fit.NO, reason, f"a smaller model{_share(advice.hdf, most)}")
+    fitting = [
+        one
+        for one in planning.remedies(largest)
+        if one.total <= granted and one.context - advice.wish.answer >= LEAST_INPUT
+    ]
+    if not fitting:
+        return Verdict(Fit.NO, reason, f"a smaller model{_share(advice.hdf, most)}")
+    best = min(fitting, key=lambda one: (one.streams, -min(one.context, advice.wish.context)))
+    return Verdict(Fit.NO, reason, _told(best, advice.wish))
+
+
+def _told(remedy: Remedy, wish: Wish) -> str:
+    """An option, the total that it leads to, and what is lost by it."""
+    longest = remedy.context - wish.answer
+    lost = [f"for inputs of {longest} tokens"] if longest < wish.longest_input else []
+    lost += ["weights read from storage for every token"] if remedy.streams else []
+    return ", ".join([f"gemmake {remedy.option}: {math.ceil(remedy.total / MIB)} MiB", *lost])
 
 
 def _share(hdf: Hdf, most: int) -> str:

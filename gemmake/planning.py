@@ -229,7 +229,8 @@ def remedies(state: State) -> list[Remedy]:
 
 
 def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
-    return Remedy(name, _total(state, options), options.command(), options.context)
+    streams = options.offloaded in (Offload.FFN, Offload.ALL)
+    return Remedy(name, _total(state, options), options.command(), options.context, streams)
 
 
 def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:

@@ -95,13 +95,20 @@ def test_a_context_beyond_training_names_the_longest_input(tiny_checkpoint: Make
 
 
 def test_memory_over_budget_names_the_option_that_fits() -> None:
-    most = row("gemma-3-1b", quality=Quality.HIGH).most
-    left = most // MIB - 50
+    most, usual = row("gemma-3-1b", quality=Quality.HIGH).most, row("gemma-3-1b").most
+    left = math.ceil(usual / MIB)
     found = row("gemma-3-1b", quality=Quality.HIGH, leave_free=7336 - left)
     assert found.fit is Fit.NO
     assert found.reasons == (f"takes {math.ceil(most / MIB)} MiB of the {left} MiB granted",)
-    usual = row("gemma-3-1b").most
-    assert found.remedies == (f"gemmake --quantization int4: {math.ceil(usual / MIB)} MiB",)
+    assert found.remedies == (f"gemmake --quantization int4: {left} MiB",)
+
+
+def test_memory_just_over_budget_keeps_every_bit_of_the_weights() -> None:
+    left = row("gemma-3-1b", quality=Quality.HIGH).most // MIB - 50
+    found = row("gemma-3-1b", quality=Quality.HIGH, leave_free=7336 - left)
+    option, mib, unit = found.remedies[0].rsplit(" ", 2)
+    assert (option, unit) == ("gemmake --offload rows:", "MiB")
+    assert int(mib) <= left
 
 
 def test_a_smaller_context_as_a_remedy_says_how_long_inputs_may_be() -> None:
@@ -117,10 +124,10 @@ def test_a_smaller_context_as_a_remedy_says_how_long_inputs_may_be() -> None:
 
 
 def test_memory_without_a_remedy_asks_for_a_smaller_model_or_a_larger_share() -> None:
-    found = row("qwen3-4b", target="meter-256mb")
+    found = row("qwen3-4b", target="meter-256mb", leave_free=200)
     assert found.fit is Fit.NO
     assert found.remedies == ("a smaller model",)
-    found = row("gemma-3-4b", target="raspberry-pi-4")
+    found = row("gemma-3-4b", target="raspberry-pi-4", ram_fraction=0.02)
     remedy, option, fraction = found.remedies[0].rsplit(" ", 2)
     assert (remedy, option) == ("a smaller model, or", "--ram-fraction")
     for share, fit in ((float(fraction), Fit.YES), (float(fraction) - 0.01, Fit.NO)):
