@@ -31,7 +31,7 @@ from gemmake.options import (
     Quantization,
 )
 from gemmake.passes import layout, place, predict
-from gemmake.passes.budget import Memory
+from gemmake.passes.budget import Memory, Remedy
 from gemmake.state import State
 from gemmake.tokencheck import SECONDS, Finding, check_text
 
