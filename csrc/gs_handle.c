@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "gemrun_board.h"
+#include "gr_check.h"
 #include "gr_port.h"
 
 #define MS 1000000
@@ -89,10 +90,12 @@ static void wait_until(gemrun_handle_t *h, uint64_t when)
     pthread_cond_timedwait(&h->changed, &h->lock, &t);
 }
 
-/* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel ends the
- * sleep, and a duty of 0 for what comes next (`to`) makes one without end. Where only what ended
- * may not go on, as after the last part of a prompt, it pays by the share of what comes. */
-static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, const gs_share *to)
+/* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel and the
+ * request's deadline (`until`; 0: none) end the sleep, and a duty of 0 for what comes next (`to`)
+ * makes one without end. Where only what ended may not go on, as after the last part of a prompt,
+ * it pays by the share of what comes. */
+static void keep_pace(gemrun_handle_t *h, const gs_model *m, uint64_t until, const gs_share *s,
+                      const gs_share *to)
 {
     gs_pace *p = &h->pace;
     uint64_t ended = gs_now(), busy = ended - p->since;
@@ -100,13 +103,16 @@ static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, 
     for (;;) {
         bool may = to->duty > 0;
         int64_t owed = may ? before + sleep_of(s->duty > 0 ? s : to, busy) : INT64_MAX;
-        slept = (int64_t)(gs_now() - ended);
-        if (m->cancelled || h->closing || owed <= slept) {
+        uint64_t now = gs_now();
+        bool late = until > 0 && now >= until;
+        slept = (int64_t)(now - ended);
+        if (m->cancelled || h->closing || late || owed <= slept) {
             p->owed = clamp(may ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
             break;
         }
         h->asleep = true;
-        wait_until(h, may ? ended + (uint64_t)owed : gs_now() + REPEAT_NS);
+        uint64_t wake = may ? ended + (uint64_t)owed : now + REPEAT_NS;
+        wait_until(h, until > 0 && until < wake ? until : wake);
     }
     h->asleep = false;
     p->since = gs_now();
@@ -118,6 +124,7 @@ typedef struct ride { /* a request on its way, and the caller's own callbacks */
     gemrun_handle_t *h;
     gs_model *model;
     const gemrun_request *from;
+    uint64_t until;      /* its deadline, by gs_now; 0: none */
     uint32_t threads;    /* by the caller's own on_step; 0: as opened */
     bool decoding;       /* the next step is a token's, not one of the prompt */
     const gs_share *now; /* of the step in flight */
@@ -147,7 +154,7 @@ static int on_step(void *user, uint32_t *threads)
     pthread_mutex_lock(&h->lock);
     h->steps++;
     gs_heed_heat(h);
-    keep_pace(h, r->model, r->now, next);
+    keep_pace(h, r->model, r->until, r->now, next);
     if (!r->decoding)
         r->model->ctx->e.chunk = gs_share_of(r->model->chunk, h->heat.rung.chunk);
     r->now = next;
@@ -226,6 +233,8 @@ static int32_t take_turn(ride *r, gemrun_run_fn run, void *arg)
                          "enable it, or open another");
     gemrun_request q = r->from ? *r->from : gemrun_request_default(r->model->ctx);
     gemrun_stats s = {.size = sizeof s};
+    if (q.deadline_ns > 0)
+        r->until = gr_add(gs_now(), q.deadline_ns);
     q.on_text = on_text;
     q.on_step = on_step;
     q.user = r;
