@@ -5,8 +5,10 @@ The models are tiny ones made wider, so that their matrices are many pages.
 
 from __future__ import annotations
 
+import random
 import re
 import resource
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,10 +19,12 @@ import pytest
 
 import compiling
 import groups
+from fuzz.mutate import find, reseal, section_range
 from gemmake import report
 from gemmake.errors import BudgetError
 from gemmake.options import Effort, Offload, Profile, Quantization
 from gemrun.context import GemRunContext
+from gemrun.errors import GemRunError
 from gemrun.format import cold, units
 from gemrun.format.reader import read_artifact
 from gemrun.format.spec import ColdBy, SectionFlag
@@ -232,6 +236,63 @@ def test_the_listing_and_gemcheck_say_what_passes_through(artifact: Made) -> Non
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"Weights: \S+ MB of \S+ MB are in memory at once; \S+ MB are", done.stdout)
+
+
+# ---- damage ----
+def _with_records(source: Path, target: Path, raw: bytes) -> Path:
+    """The artifact with other bytes in COLD, sealed again."""
+    image = bytearray(source.read_bytes())
+    place = section_range(image, find(image, "COLD"))
+    assert place is not None
+    assert place[1] == len(raw)
+    image[place[0] : place[0] + place[1]] = raw
+    target.write_bytes(reseal(image))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, 999), (4, 2), (8, 2), (12, 1), (8, int(ColdBy.ROWS)), (16, 0)]
+)
+def test_records_that_name_what_cannot_be_cold_are_refused_by_who_follows_them(
+    artifact: Made, tmp_path: Path, at: int, value: int
+) -> None:
+    """A number changed: tensor, plane, `by`, reserved; rows of a block; the order."""
+    source = artifact("gemma3", Offload.FFN)
+    raw = bytearray(compiling.section(source, "COLD"))
+    skip = 16 if at != 16 else 0  # the first record is the table's low plane
+    struct.pack_into("<I", raw, skip + at, value)
+    path = _with_records(source, tmp_path / "damaged.gembin", bytes(raw))
+    with read_artifact(path) as content:
+        assert cold.problem(content.cold, content.tensors)
+    assert any("section COLD" in line for line in compiling.problems(path))
+    with pytest.raises(GemRunError, match="section COLD names what cannot be cold"):
+        GemRunContext(path)
+    wanted = GemRunContext(source).test_vector(compiling.IDS[:4], 1)
+    assert GemRunContext(path, ignore_memory=True).test_vector(compiling.IDS[:4], 1) == wanted
+
+
+def test_random_damage_of_the_records_is_refused_or_changes_nothing(
+    artifact: Made, tmp_path: Path
+) -> None:
+    source, rng = artifact("gemma3", Offload.ALL), random.Random(5)
+    good = compiling.section(source, "COLD")
+    wanted = GemRunContext(source).test_vector(compiling.IDS[:8], 1)
+    opened = 0
+    for case in range(60):
+        raw = bytearray(good)
+        for _ in range(rng.randrange(1, 4)):
+            raw[4 * rng.randrange(len(raw) // 4)] = rng.choice((0, 1, 2, rng.randrange(256)))
+        path = _with_records(source, tmp_path / f"{case % 2}.gembin", bytes(raw))
+        with read_artifact(path) as content:
+            right = not cold.problem(content.cold, content.tensors)
+        if not right:
+            with pytest.raises(GemRunError, match="section COLD"):
+                GemRunContext(path)
+            continue
+        with GemRunContext(path) as context:
+            assert context.test_vector(compiling.IDS[:8], 1) == wanted
+        opened += 1
+    assert 0 < opened < 60
 
 
 # ---- the budget of a board ----
