@@ -90,8 +90,9 @@ static void check_artifact(doctor *d)
     d->has_artifact = doctor_read_artifact(d->path, &d->wants);
     d->wants.threads = d->config->threads ? d->config->threads : d->wants.threads;
     if (d->has_artifact) {
-        say(d, LEVEL_OK, "artifact", "%s for %s, %u threads, %.1f MiB", d->wants.model,
-            d->wants.target, d->wants.threads, mib(d->wants.total));
+        say(d, LEVEL_OK, "artifact", "%s for %s, %u thread%s, %.1f MiB", d->wants.model,
+            d->wants.target, d->wants.threads, d->wants.threads == 1 ? "" : "s",
+            mib(d->wants.total));
     } else {
         say(d, LEVEL_BAD, "artifact", "%s", gemrun_last_error());
     }
