@@ -148,7 +148,7 @@ def load_rows() -> Iterator[str]:
         work = predictions.work_of(plan(shape, hdf, REFERENCE).state)
         cells = [_load(work, rate) for rate in predict.STORAGE.values()]
         cells.append(_cold(work, hdf))
-        yield f"| {shape} | {work.file_size / GB:.2f} GB | {' | '.join(cells)} |"
+        yield f"| {shape} | {work.load_size / GB:.2f} GB | {' | '.join(cells)} |"
 
 
 def _cold(work: predict.Work, hdf: Hdf) -> str:
@@ -162,7 +162,7 @@ def _cold(work: predict.Work, hdf: Hdf) -> str:
 
 
 def _load(work: predict.Work, rate: Range) -> str:
-    seconds = Range(rate.low * predict.MB, rate.high * predict.MB).inverse(work.file_size)
+    seconds = Range(rate.low * predict.MB, rate.high * predict.MB).inverse(work.load_size)
     return predictions.duration(seconds)
 
 

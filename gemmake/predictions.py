@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gemmake.passes import place, predict
+from gemmake.passes import offload, place, predict
 from gemmake.passes.predict import Prediction, Range, Time
 from gemmake.planning import manifest_of, records_of
 from gemmake.state import State
@@ -17,9 +17,11 @@ LONG_PROMPT = 512  # tokens of a prompt that prefill's speed is predicted for, w
 
 def work_of(state: State) -> predict.Work:
     """The work of a planned artifact."""
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
+    narrow = (state.value4, state.key4)
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, *narrow)
     size = assemble.assemble(records_of(state, len(manifest_of(state, {})))).file_size
-    return predict.work_of(state.conf, layers, units, state.stream, size)
+    cost = offload.cost(state.conf, state.stream, state.cold) if state.cold else None
+    return predict.work_of(state.conf, layers, units, state.stream, size, cost)
 
 
 def machine_of(state: State, storage: str = "") -> predict.Machine:

@@ -1,7 +1,8 @@
 """predict: how fast an artifact will run on a board, from its records and the board's description.
 
-A token takes as long as the slower of two: reading what it needs (all weights, and the keys and
-values of the context) and multiplying. Every figure is a range, because what a board reaches of its
+A token takes as long as the slowest of reading what it needs (all weights, and the keys and values
+of the context), of multiplying, and of what comes from storage where weights do not stay in memory
+(passes/offload.py). Every figure is a range, because what a board reaches of its
 peaks is not known before it is measured; the assumptions behind it are named. Seconds and bytes.
 """
 
@@ -15,6 +16,7 @@ from gemmake.hdf import Cluster, Hdf, PowerMode, Source
 from gemmake.model import MODEL_LAYER, Role
 from gemmake.passes.cores import CORES, GROUP_MACS, Core
 from gemmake.passes.layout import Stream, StreamTensor
+from gemmake.passes.offload import Cost
 from gemrun.format import sizes, spec
 
 GB = 1e9
@@ -84,7 +86,9 @@ class Work:
     head: Matrices
     keeps: tuple[Keep, ...]
     chunk: int  # tokens of a prefill step
-    file_size: int
+    load_size: int  # bytes of the file that are in memory afterwards
+    streamed: int = 0  # bytes from storage for every token
+    streamed_head: int = 0  # of that the head, which a prompt reads once
 
     def cache(self, depth: int) -> float:
         """Bytes of keys and values that a token behind `depth` others reads."""
@@ -108,9 +112,10 @@ def work_of(
     units: Sequence[spec.KvUnit],
     stream: Stream,
     file_size: int,
+    cost: Cost | None = None,
 ) -> Work:
     """The work of an artifact with these records; of an embedding beside the head a token reads but
-    a row."""
+    a row. `cost`: of weights that do not stay in memory."""
     body = [t for t in stream.tensors if t.record.layer != MODEL_LAYER]
     head = [t for t in stream.tensors if t.record.layer == MODEL_LAYER]
     return Work(
@@ -118,7 +123,9 @@ def work_of(
         head=_matrices(t for t in head if t.record.role != Role.EMBED),
         keeps=tuple(_keeps(conf, layers, units)),
         chunk=conf.chunk,
-        file_size=file_size,
+        load_size=file_size - (cost.size - cost.held if cost is not None else 0),
+        streamed=cost.streamed if cost is not None else 0,
+        streamed_head=cost.head if cost is not None else 0,
     )
 
 
@@ -149,11 +156,11 @@ def _keeps(
         macs = 2 * layer.heads // layer.kv_heads * layer.head_dim
         own: Sequence[spec.KvUnit | None] = sizes.units_of(layer, units)
         for unit in own or [None] * layer.kv_heads:
-            limit, narrow = layer.window, False
+            limit, narrow = layer.window, (False, False)
             if unit is not None:
                 limit = unit.blocks * spec.KV_BLOCK if unit.partial else layer.window
-                narrow = unit.value4
-            block = sizes.kv_block_size(conf.kv_type, layer.head_dim, layer.kv_group, narrow)
+                narrow = (unit.value4, unit.key4)
+            block = sizes.kv_block_size(conf.kv_type, layer.head_dim, layer.kv_group, *narrow)
             before = found.get(limit, Keep(limit, 0.0, 0))
             size = before.size + block / spec.KV_BLOCK
             found[limit] = Keep(limit, size, before.macs + macs)
@@ -277,7 +284,7 @@ def _storage(hdf: Hdf, kind: str) -> tuple[Range, str]:
 # ---- how long it takes ----
 @dataclass(frozen=True)
 class Time:
-    """Seconds, and what they are spent on: memory, or arithmetic."""
+    """Seconds, and what they are spent on: memory, arithmetic, or storage."""
 
     seconds: Range
     limit: str
@@ -291,13 +298,14 @@ def decode(work: Work, machine: Machine, depth: int) -> Time | None:
     def cycles(core: Core) -> float:
         return _one(work.layers, core) + _one(work.head, core) + attention * core.one(True)
 
-    return _slower(machine, size, None if _floats(work) else cycles)
+    return _slowest(machine, size, None if _floats(work) else cycles, work.streamed)
 
 
 def prefill(work: Work, machine: Machine, tokens: int) -> Time | None:
     """A prompt of `tokens` tokens up to the logits of the last."""
     steps = range(work.chunk, tokens + work.chunk, work.chunk)
     size = float(len(steps) * work.layers.size + work.head.size)
+    streamed = len(steps) * (work.streamed - work.streamed_head) + work.streamed_head
     size += sum(work.cache(min(end, tokens)) for end in steps)
     attention = work.attention(0, tokens)
 
@@ -305,7 +313,7 @@ def prefill(work: Work, machine: Machine, tokens: int) -> Time | None:
         body = work.layers.narrow * core.each(False) + work.layers.wide * core.each(True)
         return tokens * body + attention * core.one(True) + _one(work.head, core)
 
-    return _slower(machine, size, None if _floats(work) else cycles)
+    return _slowest(machine, size, None if _floats(work) else cycles, streamed)
 
 
 def _one(matrices: Matrices, core: Core) -> float:
@@ -318,29 +326,35 @@ def _floats(work: Work) -> bool:
     return work.layers.floats + work.head.floats > 0
 
 
-def _slower(machine: Machine, size: float, cycles: Callable[[Core], float] | None) -> Time | None:
-    """The slower of reading and multiplying. Where one is not known, there is no most."""
-    reading = machine.bandwidth.inverse(size) if machine.bandwidth else None
-    multiplying = None
+def _slowest(
+    machine: Machine, size: float, cycles: Callable[[Core], float] | None, streamed: int
+) -> Time | None:
+    """The slowest of three: reading `size` bytes of memory, multiplying, reading `streamed` bytes
+    of storage. Where memory or arithmetic is not known, there is no most."""
+    known: dict[str, Range] = {}
+    if machine.bandwidth:
+        known["memory"] = machine.bandwidth.inverse(size)
     if machine.cores and cycles is not None:
         rate = sum(hertz / cycles(core) for core, hertz in machine.cores)
-        multiplying = Range(MULTIPLYING.low * rate, MULTIPLYING.high * rate).inverse()
-    known = [(one, name) for one, name in ((reading, "memory"), (multiplying, "arithmetic")) if one]
+        known["arithmetic"] = Range(MULTIPLYING.low * rate, MULTIPLYING.high * rate).inverse()
+    all_known = len(known) == 2
+    if streamed:
+        known["storage"] = machine.storage.inverse(streamed)
     if not known:
         return None
-    limit = max(known, key=lambda pair: pair[0].low + pair[0].high)[1]
-    most = max(one.high for one, _ in known) if len(known) == 2 else math.inf
-    return Time(Range(max(one.low for one, _ in known), most), limit)
+    limit = max(known, key=lambda name: known[name].low + known[name].high)
+    most = max(one.high for one in known.values()) if all_known else math.inf
+    return Time(Range(max(one.low for one in known.values()), most), limit)
 
 
 def load_cold(work: Work, machine: Machine) -> Range:
-    """Reading the file from storage."""
-    return machine.storage.inverse(work.file_size)
+    """Reading what stays in memory from storage."""
+    return machine.storage.inverse(work.load_size)
 
 
 def load_warm(work: Work) -> Range:
     """Opening a file that is in the page cache."""
-    return MAPPING.inverse(work.file_size)
+    return MAPPING.inverse(work.load_size)
 
 
 @dataclass(frozen=True)

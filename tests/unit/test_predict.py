@@ -32,7 +32,7 @@ WORK = Work(
     head=Matrices(size=2_000, narrow=0, wide=4, floats=0),
     keeps=(Keep(0, 10.0, 512), Keep(64, 5.0, 1024)),
     chunk=16,
-    file_size=12_000,
+    load_size=12_000,
 )
 MACHINE = Machine("m", 1, ((SLOW, 1e6),), Range(1e6, 2e6), Range(1e6, 4e6), ("bandwidth",))
 
@@ -101,6 +101,21 @@ def test_decode_takes_the_slower_of_reading_and_multiplying() -> None:
     quick = predict.decode(WORK, fast, 0)
     assert quick is not None
     assert (quick.limit, quick.seconds.low) == ("arithmetic", pytest.approx(low))
+
+
+def test_what_is_streamed_takes_the_time_of_storage() -> None:
+    streams = replace(WORK, streamed=6_000, streamed_head=1_000)
+    token = predict.decode(streams, replace(MACHINE, storage=Range(1e5, 2e5)), 0)
+    assert token is not None
+    assert (token.limit, token.seconds) == ("storage", Range(6_000 / 2e5, 6_000 / 1e5))
+    prompt = predict.prefill(streams, replace(MACHINE, storage=Range(1e4, 2e4)), 33)  # three steps
+    assert prompt is not None
+    assert prompt.seconds == Range(16_000 / 2e4, 16_000 / 1e4)
+    fast = predict.decode(streams, replace(MACHINE, storage=Range(1e9, 2e9)), 0)
+    assert fast == predict.decode(WORK, MACHINE, 0)
+    alone = predict.decode(streams, replace(MACHINE, cores=(), bandwidth=None), 0)
+    assert alone is not None  # storage is a bound where nothing else is known
+    assert (alone.limit, alone.seconds) == ("storage", Range(6_000 / 4e6, math.inf))
 
 
 def test_threads_add_up_also_where_their_cores_differ() -> None:
