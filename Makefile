@@ -2,6 +2,7 @@
 # make test    everything that has to pass: lint, types, warnings, sanitizers, tests
 # make dev     build the native modules in place (VENV=DIR uses an environment of your own)
 # make bench   side by side with llama.cpp and ik_llama.cpp, which it builds once (BENCH="options")
+# make engine  the engine for other machines (ENGINE="--target BOARD");  make bundle  for offline hosts
 # make bench-demo  gembench on the demo's model;  make fuzz, make soak: long runs, see below
 SHELL := /bin/sh
 VENV ?= .venv
@@ -13,12 +14,15 @@ FUZZ_BOTH ?= 20000
 FUZZ_SEED ?= 1
 SOAK_RUNS ?= 10
 BENCH ?=
+ENGINE ?=
+BUNDLE ?=
 BIN := $(abspath $(VENV))/bin
 LOCKED := mkdir -p build && flock build/.lock
 export PATH := $(BIN):$(PATH)
 export MODEL
 
-.PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench bench-demo soak clean
+.PHONY: demo test dev native setup fetch lint warnings sanitize pytest fuzz bench bench-demo soak \
+  engine cross bundle clean
 
 demo:
 	@$(PYTHON) tools/demo.py --model "$$MODEL" --check
@@ -78,6 +82,18 @@ bench: native
 
 bench-demo:
 	@$(BIN)/python tools/demo.py --model "$$MODEL" --bench
+
+# Libraries, headers and the command for other machines, into build/engine.
+engine:
+	@$(BIN)/python -m gemmake.cli engine --output build/engine $(ENGINE)
+
+# The tests that compile whole C libraries: static builds with musl, WebAssembly. Needs make test once.
+cross:
+	@$(BIN)/python -m pytest -m cross
+
+# Everything that a host without a network needs, into dist/.
+bundle:
+	@$(BIN)/python tools/bundle.py $(BUNDLE)
 
 # The tests again and again, in a new order of workers each time, until one fails.
 soak:

@@ -16,7 +16,7 @@
 #define GB_BYTE_ORDER 0x01020304u
 #define GB_MAJOR 1u
 #define GB_MINOR 0u
-#define GB_ENGINE_ABI 2u /* raised when an engine must refuse older artifacts' successors */
+#define GB_ENGINE_ABI 3u /* raised when an engine must refuse older artifacts' successors */
 
 /* ---- limits, checked before anything else is believed (rule B) ---- */
 enum {
@@ -64,10 +64,11 @@ enum {
 #define GB_SEC_THRM GB_FOURCC('T', 'H', 'R', 'M') /* one gb_thermal */
 #define GB_SEC_TEST GB_FOURCC('T', 'E', 'S', 'T') /* gb_test[] */
 #define GB_SEC_PINP GB_FOURCC('P', 'I', 'N', 'P') /* gb_pin, then ids, ring blocks; optional */
+#define GB_SEC_COLD GB_FOURCC('C', 'O', 'L', 'D') /* gb_cold[]; optional, not the engine's */
 #define GB_SEC_HDFJ GB_FOURCC('H', 'D', 'F', 'J') /* resolved HDF, canonical JSON */
 #define GB_SEC_MANI GB_FOURCC('M', 'A', 'N', 'I') /* msgpack, never read by the engine */
 #define GB_SEC_WHOT GB_FOURCC('W', 'H', 'O', 'T') /* weights, mapped and used where they lie */
-/* reserved for later: GRAM WCLD */
+/* reserved for later: GRAM */
 
 enum { GB_SECF_REQUIRED = 1, GB_SECF_HOT = 2, GB_SECF_COLD = 4, GB_SECF_SECRET = 8 };
 
@@ -117,6 +118,7 @@ enum { GB_LAYERF_QK_NORM = 1, GB_LAYERF_QKV_BIAS = 2, GB_LAYERF_ATTN_SOFTCAP = 4
 enum { GB_CONFF_TIED = 1, GB_CONFF_FINAL_SOFTCAP = 2 };
 enum { GB_KV_F32 = 0, GB_KV_F16 = 1, GB_KV_INT8 = 2 };
 enum { GB_UNITF_VALUE4 = 1, GB_UNITF_KEY4 = 2 }; /* values, keys of 4 bits; int8 only */
+enum { GB_COLD_STREAM = 0, GB_COLD_ROWS = 1 };    /* read in order for every token, or by rows */
 
 typedef struct gb_header {
     uint8_t magic[8];
@@ -125,7 +127,7 @@ typedef struct gb_header {
     uint32_t header_size, entry_size, section_count, align; /* 256, 128, n, 256 */
     uint64_t file_size, table_offset;                       /* bytes; 512 */
     uint64_t required_features, optional_features;
-    uint64_t ram_weights; /* bytes of WHOT, rounded up to 4096 */
+    uint64_t ram_weights; /* mem_size of WHOT, rounded up to 4096 */
     uint64_t ram_arena;   /* end of the last PLAN buffer, rounded up to 4096 */
     uint64_t ram_kv;      /* end of the last layer's ring, rounded up to 4096 */
     uint64_t ram_total;   /* weights + arena + kv + tables + engine + stacks */
@@ -133,7 +135,7 @@ typedef struct gb_header {
     uint32_t isa, isa_features, engine_abi_min, kv_layout_id;
     uint8_t hdf_sha256[32], root_sha256[32];
     uint8_t target[16];   /* NUL-padded, not terminated at 16 characters */
-    uint64_t ram_tables;  /* the rest of the file: pad(file_size, 4096) - ram_weights */
+    uint64_t ram_tables;  /* the file without WHOT: pad(file_size, 4096) - pad(size, 4096) */
     uint64_t ram_engine;  /* FORMAT.md, "Memory" */
     uint64_t ram_stacks;  /* thread stacks for the planned thread count */
     uint8_t reserved[24];
@@ -147,7 +149,7 @@ typedef struct gb_signature { /* outside the root: signing changes only these by
 
 typedef struct gb_section {
     uint32_t type, flags;
-    uint64_t offset, size, mem_size; /* bytes; mem_size = size in version 1 */
+    uint64_t offset, size, mem_size; /* bytes; mem_size < size: of cold weights */
     uint32_t record_size, crc32;     /* record_size 0 where the section is not an array */
     uint64_t record_count;
     uint8_t reserved0[16], sha256[32], name[16], reserved1[16];
@@ -247,14 +249,44 @@ typedef struct gb_thermal {
     float threshold_c;  /* throttle from here; 0 = not set */
     float hysteresis_c; /* K below the threshold at which it is released */
     float device_max_c; /* continuous limit of the board's policy; 0 = unknown */
-    uint32_t mode;      /* 0 balanced; others come with the daemon */
+    uint32_t mode;      /* 0: the mode is that of gb_ladder */
     uint8_t reserved[48];
 } gb_thermal;
+
+/* Behind gb_thermal in the record of THRM, where record_size has room for it: what a program that
+ * is told the temperature does by itself (gemrun_thermal.h). */
+enum { GB_MAX_RUNGS = 8 };
+enum { /* throttle modes */
+    GB_MODE_BALANCED = 0, GB_MODE_PERFORMANCE = 1, GB_MODE_AGGRESSIVE = 2,
+    GB_MODE_CONSERVATIVE = 3, GB_MODE_SILENT = 4
+};
+
+typedef struct gb_rung { /* thousandths: of the time, the threads and the chunk that were opened */
+    uint16_t duty, threads, chunk;
+    uint16_t reserved;
+} gb_rung;
+
+typedef struct gb_ladder {
+    uint32_t mode;       /* GB_MODE_*: how it was made */
+    uint32_t rung_count; /* 1..8; the first one holds while nothing is hot */
+    float engage_c, release_c; /* up from here on, down from there; both 0: no limit is known */
+    uint32_t rise;       /* rungs at a time, upwards */
+    uint32_t fault;      /* this rung, or a higher one, while the sensor cannot be believed */
+    uint32_t engage_ms, release_ms; /* on a rung before the next one up, down */
+    uint32_t stale_ms;   /* a temperature that is older is none */
+    gb_rung rungs[GB_MAX_RUNGS];
+    uint8_t reserved[28];
+} gb_ladder;
 
 typedef struct gb_pin { /* then u32 ids, zeros up to a line, and the ring blocks of their tokens */
     uint32_t tokens;
     uint8_t reserved[60];
 } gb_pin;
+
+typedef struct gb_cold { /* a plane of a tensor that does not stay in memory */
+    uint32_t tensor, plane; /* TENS index; 0: its data, 1: its second plane */
+    uint32_t by, reserved;  /* GB_COLD_* */
+} gb_cold;
 
 typedef struct gb_test { /* greedy from an empty cache; ids beyond the counts are zero */
     uint32_t prompt_count, step_count;
@@ -284,7 +316,10 @@ _Static_assert(offsetof(gb_tensor, offset) == 48, "gb_tensor");
 _Static_assert(sizeof(gb_plan) == 48, "gb_plan");
 _Static_assert(sizeof(gb_rope) == 16, "gb_rope");
 _Static_assert(sizeof(gb_thermal) == 64, "gb_thermal");
+_Static_assert(sizeof(gb_rung) == 8, "gb_rung");
+_Static_assert(sizeof(gb_ladder) == 128, "gb_ladder");
 _Static_assert(sizeof(gb_pin) == 64, "gb_pin");
+_Static_assert(sizeof(gb_cold) == 16, "gb_cold");
 _Static_assert(sizeof(gb_test) == 2048, "gb_test");
 
 #endif

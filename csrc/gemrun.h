@@ -105,7 +105,7 @@ typedef struct gemrun_config {
     uint32_t threads;            /* 1..8; default: cores granted, no slow ones, at most the plan */
     uint64_t thread_affinity;    /* one thread is pinned to each set bit's core; 0: none */
     uint32_t weights_check;      /* gemrun_weights_check */
-    uint32_t allow_foreign_board;/* 1: open although built for another known board */
+    uint32_t allow_foreign_board;/* 1: although built for another board; see gemrun_board.h */
     uint32_t ignore_memory;      /* 1: do not refuse when less memory is available than declared */
     uint32_t lock_memory;        /* 1: mlock; failure is a warning in gemrun_stats.locked_bytes */
     const char *kernel;          /* "avx2", .. or "GEMV/GEMM"; NULL: $GEMRUN_KERNEL, or the best */

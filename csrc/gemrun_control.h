@@ -101,6 +101,13 @@ GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_hand
 GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
 GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
 
+/* Right after gemrun_open: hold of weights that do not all stay in memory (gemmake --offload) as
+ * much as the artifact declares: the rest is read ahead of the steps that use it and given back
+ * behind them, by system calls within steps. Without it, or where the system does not take the
+ * advice, answers are the same and the page cache keeps what it has room for. Nothing to do for
+ * other artifacts. Handles and the gemrun command call it themselves, unless memory is ignored. */
+GEMRUN_API gemrun_status gemrun_stream(gemrun_context_t *ctx);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
 /* gemrun_one.c: the whole engine as one file for a compiler: `cc -O2 -ffp-contract=off -c
- * gemrun_one.c`. It has the plain kernels only; the build with CMake adds those for AVX2. A port
- * to another system replaces the last line. With -DGR_MINIMAL: token ids in, token ids out. */
+ * gemrun_one.c`. It has the plain kernels only; the build with CMake adds those for AVX2. With
+ * -DGR_PORT_BARE for a board without a system; another port replaces the last lines. With
+ * -DGR_MINIMAL: token ids in, token ids out. `gemmake engine --single-file` writes it out. */
 #ifndef GR_BASE_ONLY
 #define GR_BASE_ONLY
 #endif
@@ -44,4 +45,10 @@
 #include "gr_hooks.c"
 #endif
 #undef _GNU_SOURCE
+#ifdef GR_PORT_BARE
+#include "gr_port_bare.c"
+#elif defined(__wasi__)
+#include "gr_port_wasi.c"
+#else
 #include "gr_port_posix.c"
+#endif

@@ -153,9 +153,11 @@ static gemrun_status check_memory(gemrun_context_t *ctx, const gemrun_config *q)
     uint64_t stacks = gr_mul(ctx->e.threads - 1, GR_STACK_SIZE), wanted = stacks;
     if (ctx->image.address)
         wanted = gr_add(wanted, gr_add(h->ram_weights, h->ram_tables));
-    if (ctx->owns_memory)
-        wanted = gr_add(wanted, gr_add(h->ram_arena, gr_add(h->ram_kv, h->ram_engine)));
     uint64_t available = q->ignore_memory ? GR_TOO_BIG : gr_port_memory("");
+    if (ctx->owns_memory) { /* the engine's block is there already */
+        wanted = gr_add(wanted, gr_add(h->ram_arena, gr_add(h->ram_kv, h->ram_engine)));
+        available = gr_add(available, h->ram_engine);
+    }
     if (wanted <= available)
         return GEMRUN_OK;
     const uint64_t plan[] = {h->ram_weights, h->ram_tables, h->ram_arena,
@@ -185,9 +187,12 @@ static gemrun_status take_memory(gemrun_context_t *ctx, const gemrun_config *q)
     e->kv = ctx->kv.address;
     for (uint32_t i = 0; i < e->v.plan_count; i++)
         e->buf[e->v.plans[i].kind] = e->arena + e->v.plans[i].offset;
-    gr_port_prefault(&ctx->image);
+    gr_map stays = ctx->image;
+    if (h->ram_weights + h->ram_tables < e->v.image_size) /* gemrun_stream's */
+        stays.address = NULL;
+    gr_port_prefault(&stays);
     if (q->lock_memory)
-        ctx->locked = gr_port_lock(&ctx->image) + gr_port_lock(&ctx->engine) +
+        ctx->locked = gr_port_lock(&stays) + gr_port_lock(&ctx->engine) +
                       gr_port_lock(&ctx->arena) + gr_port_lock(&ctx->kv);
     return GEMRUN_OK;
 }

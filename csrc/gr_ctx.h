@@ -34,6 +34,7 @@ struct gemrun_context { /* at the start of the engine block */
     char name[65], family[17], target[17], kernel[40];
 #ifndef GR_MINIMAL
     gr_planes planes;              /* of a head in two planes */
+    uint64_t control[64];          /* zeroed by open: gemrun_control's own (gs_thermal.c) */
 #endif
 };
 

@@ -5,6 +5,12 @@
 #include "gr_ctx.h"
 #include "gr_model.h"
 
+void gr_tell(const gr_engine *e, uint32_t step, uint32_t at)
+{
+    if (e->ahead)
+        e->ahead(e, step, at);
+}
+
 static void find_weights(gr_head *h)
 {
     const gb_tensor *t = &h->e->v.tensors[h->e->v.conf.tens_head];
@@ -57,8 +63,10 @@ static void every_row(void *arg, gr_range units, uint32_t thread)
 {
     gr_head *h = arg;
     uint32_t all = h->e->v.conf.vocab_rows;
-    for (uint32_t u = units.from; u < units.to; u++)
+    for (uint32_t u = units.from; u < units.to; u++) {
+        gr_tell(h->e, GB_OP_HEAD, u);
         gr_head_rows(h, 2 * u, gr_least(GB_UNIT, all - GB_UNIT * u), thread);
+    }
 }
 
 void gr_head_part(gr_head *h, uint32_t thread, uint32_t threads)
@@ -95,6 +103,7 @@ static void every_row_share(void *arg, gr_range units, uint32_t thread)
     float y[SOME * GB_UNIT];
     for (uint32_t u = units.from; u < units.to; u++) {
         uint32_t rows = gr_least(GB_UNIT, all - GB_UNIT * u), n = 0;
+        gr_tell(h->e, GB_OP_HEAD, u);
         for (uint32_t i = 0; i < h->count; i += h->of[i]->rows) {
             if (!h->of[i]->wanted)
                 continue;

@@ -130,7 +130,15 @@ typedef struct gr_watched {
 } gr_watched;
 typedef void (*gr_watch)(void *user, const gr_watched *w); /* on the threads of the team */
 
-typedef struct gr_engine {
+/* Internal hook of weights that do not stay in memory (gs_stream.c): how far a pass has come. Step
+ * QKV: those of layer `at` are done, DOWN: all of it before DOWN, which is next; by a serial step.
+ * A thread begins with .. HEAD: both planes of the unit `at` of the head, SCORES: its data alone,
+ * ROWS: the panel `at`, of whose second plane it may need rows. */
+enum { GR_SCORES = 64, GR_ROWS };
+typedef struct gr_engine gr_engine;
+typedef void (*gr_ahead)(const gr_engine *e, uint32_t step, uint32_t at);
+
+struct gr_engine {
     gr_view v;
     const gr_kernels *kern;
     gr_team *team;
@@ -153,11 +161,12 @@ typedef struct gr_engine {
     uint8_t *store;      /* K and V of the pass: GB_BUF_KV of the engine that leads it */
     struct gr_planes *planes; /* gr_planes.h; NULL: always the full head */
     gr_error err;
+    gr_ahead ahead;     /* NULL: all weights stay */
     gr_capture capture; /* NULL in normal use */
     void *capture_user;
     gr_watch watch; /* NULL in normal use */
     void *watch_user;
-} gr_engine;
+};
 
 static inline uint32_t gr_step_threads(const gr_engine *e, uint32_t most)
 {

@@ -155,9 +155,10 @@ static void find_tensors(gr_fwd *f)
 
 /* ---- between the products ---- */
 
-static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to the calibration */
+static void offer(const gr_fwd *f, uint32_t stage, const gr_act *a) /* to who wants to know */
 {
     const gr_engine *e = f->e;
+    gr_tell(e, stage, f->layer);
     if (e->capture && a->x)
         e->capture(e->capture_user, f->layer, stage, a->x, f->count, a->cols);
 }

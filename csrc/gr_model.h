@@ -102,6 +102,8 @@ bool gr_heads(gr_engine *e, const float *x, uint32_t count, gemrun_logits_fn fn,
 bool gr_planes_begin(gr_head *h);
 void gr_planes_part(gr_head *h, uint32_t thread, uint32_t threads);
 
+void gr_tell(const gr_engine *e, uint32_t step, uint32_t at);
+
 /* ---- splits ---- */
 typedef struct gr_range {
     uint32_t from, to;

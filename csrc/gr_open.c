@@ -171,9 +171,11 @@ static bool entry_is_good(const gb_section *s, uint64_t end)
     uint32_t known = GB_SECF_REQUIRED | GB_SECF_HOT | GB_SECF_COLD | GB_SECF_SECRET;
     uint64_t align = s->type == GB_SEC_WHOT ? GB_WEIGHT_ALIGN : GB_ALIGN;
     uint64_t records = s->record_size ? gr_mul(s->record_size, s->record_count) : s->size;
+    bool cold = s->type == GB_SEC_WHOT && s->flags & GB_SECF_COLD;
     return memcmp(s->name, name, sizeof name) == 0 && (s->flags & ~known) == 0 &&
            all_zero(s->reserved0, sizeof s->reserved0) &&
-           all_zero(s->reserved1, sizeof s->reserved1) && s->mem_size == s->size &&
+           all_zero(s->reserved1, sizeof s->reserved1) &&
+           (cold ? s->mem_size <= s->size : s->mem_size == s->size) &&
            records == s->size && (s->record_size != 0 || s->record_count == 0) &&
            s->offset == gr_align(end, align) && end != GR_TOO_BIG;
 }
@@ -800,11 +802,12 @@ static bool check_totals(reader *r)
         arena = gr_max(arena, v->plans[i].offset + v->plans[i].size);
     for (uint32_t i = 0; i < v->layer_count; i++)
         kv = gr_add(kv, v->layers[i].kv_size);
-    uint64_t weights = gr_align(find(r, GB_SEC_WHOT)->size, page);
+    const gb_section *whot = find(r, GB_SEC_WHOT);
+    uint64_t weights = gr_align(whot->size, page);
     uint64_t file = gr_align(v->image_size, page);
-    const uint64_t want[] = {weights, gr_align(arena, page), gr_align(kv, page),
-                             file > weights ? file - weights : 0, gr_engine_size(v),
-                             gr_mul(v->conf.threads - 1, GR_STACK_SIZE)};
+    const uint64_t want[] = {gr_align(whot->mem_size, page), gr_align(arena, page),
+                             gr_align(kv, page), file > weights ? file - weights : 0,
+                             gr_engine_size(v), gr_mul(v->conf.threads - 1, GR_STACK_SIZE)};
     const uint64_t have[] = {h->ram_weights, h->ram_arena,  h->ram_kv,
                              h->ram_tables,  h->ram_engine, h->ram_stacks};
     for (uint32_t i = 0; i < sizeof want / sizeof want[0]; i++) {

@@ -175,6 +175,7 @@ static void score(void *arg, gr_range units, uint32_t thread)
     for (uint32_t u = units.from; u < units.to; u++) {
         uint32_t first = GB_UNIT * u, rows = gr_least(GB_UNIT, h->e->v.conf.vocab_rows - first);
         float *z = logits_of(h, 0) + first, super;
+        gr_tell(h->e, GR_SCORES, u);
         gr_multiply(h->e, &m, &h->xn, first / GB_PANEL, 0, 1, rows, z, GB_UNIT);
         h->e->bad[thread] |= !h->e->kern->finite(z, rows);
         for (uint32_t r = 0; r < rows; r++) {
@@ -225,6 +226,7 @@ static void settle(gr_head *h, uint32_t thread, uint32_t threads)
     for (uint32_t panel = thread; GB_PANEL * panel < h->e->v.conf.vocab_rows; panel += threads) {
         uint32_t rows = rows_of(h, panel), found = 0;
         float *u = logits_of(h, panel);
+        gr_tell(h->e, GR_ROWS, panel);
         for (uint32_t r = 0; r < rows; r++)
             found += !(u[r] < p->bar);
         all += found;

@@ -79,9 +79,9 @@ gemrun_status gr_append(gemrun_context_t *ctx, const uint32_t *ids, uint32_t cou
     bool all = r && r->on_logits;
     gr_bind(ctx);
     for (uint32_t done = 0, n; done < count; done += n) {
-        n = count - done < e->chunk ? count - done : e->chunk;
         if (r && (r->finish = gr_interrupted(ctx, r)) != GEMRUN_FINISH_NONE)
             return GEMRUN_OK;
+        n = count - done < e->chunk ? count - done : e->chunk; /* on_step may have changed it */
         uint32_t last = done + n == count;
         gemrun_status st = gr_forward(e, ids + done, n, all ? 2 : last, take_logits, r);
         if (st != GEMRUN_OK) {

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -679,6 +680,8 @@ static void send_ready(gs_channel *c)
     gs_whole(o, "threads", f.threads);
     gs_whole(o, "ram_total", f.ram_total);
     gs_whole(o, "ram_kv", f.ram_kv);
+    gs_whole(o, "locked_bytes", f.locked);
+    gs_whole(o, "unlocked_bytes", f.unlocked);
     gs_bool(o, "enabled", enabled);
     gs_real(o, "open_ms", c->open_ms);
     send_event(c);

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gemrun_board.h"
+#include "gr_check.h"
 #include "gr_port.h"
 
 #define MS 1000000
@@ -88,10 +90,12 @@ static void wait_until(gemrun_handle_t *h, uint64_t when)
     pthread_cond_timedwait(&h->changed, &h->lock, &t);
 }
 
-/* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel ends the
- * sleep, and a duty of 0 for what comes next (`to`) makes one without end. Where only what ended
- * may not go on, as after the last part of a prompt, it pays by the share of what comes. */
-static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, const gs_share *to)
+/* Sleep for the step that just ended, of share `s`. A new duty counts from there; a cancel and the
+ * request's deadline (`until`; 0: none) end the sleep, and a duty of 0 for what comes next (`to`)
+ * makes one without end. Where only what ended may not go on, as after the last part of a prompt,
+ * it pays by the share of what comes. */
+static void keep_pace(gemrun_handle_t *h, const gs_model *m, uint64_t until, const gs_share *s,
+                      const gs_share *to)
 {
     gs_pace *p = &h->pace;
     uint64_t ended = gs_now(), busy = ended - p->since;
@@ -99,13 +103,16 @@ static void keep_pace(gemrun_handle_t *h, const gs_model *m, const gs_share *s, 
     for (;;) {
         bool may = to->duty > 0;
         int64_t owed = may ? before + sleep_of(s->duty > 0 ? s : to, busy) : INT64_MAX;
-        slept = (int64_t)(gs_now() - ended);
-        if (m->cancelled || h->closing || owed <= slept) {
+        uint64_t now = gs_now();
+        bool late = until > 0 && now >= until;
+        slept = (int64_t)(now - ended);
+        if (m->cancelled || h->closing || late || owed <= slept) {
             p->owed = clamp(may ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
             break;
         }
         h->asleep = true;
-        wait_until(h, may ? ended + (uint64_t)owed : gs_now() + REPEAT_NS);
+        uint64_t wake = may ? ended + (uint64_t)owed : now + REPEAT_NS;
+        wait_until(h, until > 0 && until < wake ? until : wake);
     }
     h->asleep = false;
     p->since = gs_now();
@@ -117,6 +124,7 @@ typedef struct ride { /* a request on its way, and the caller's own callbacks */
     gemrun_handle_t *h;
     gs_model *model;
     const gemrun_request *from;
+    uint64_t until;      /* its deadline, by gs_now; 0: none */
     uint32_t threads;    /* by the caller's own on_step; 0: as opened */
     bool decoding;       /* the next step is a token's, not one of the prompt */
     const gs_share *now; /* of the step in flight */
@@ -131,6 +139,7 @@ static int on_text(void *user, int32_t token, const char *text, size_t size)
 {
     ride *r = user;
     r->decoding = true;
+    r->model->ctx->e.chunk = r->model->chunk; /* only a prompt comes in smaller pieces */
     bool heard = r->from && r->from->on_text;
     return heard ? r->from->on_text(r->from->user, token, text, size) : 0;
 }
@@ -144,7 +153,10 @@ static int on_step(void *user, uint32_t *threads)
         return 1;
     pthread_mutex_lock(&h->lock);
     h->steps++;
-    keep_pace(h, r->model, r->now, next);
+    gs_heed_heat(h);
+    keep_pace(h, r->model, r->until, r->now, next);
+    if (!r->decoding)
+        r->model->ctx->e.chunk = gs_share_of(r->model->chunk, h->heat.rung.chunk);
     r->now = next;
     *threads = fewer(r->threads, next->threads); /* more than were opened: as opened */
     if (r->model->cancelled || h->closing)
@@ -199,6 +211,7 @@ static void give_back(const ride *r, const gemrun_stats *s, bool failed)
     gs_model *m = r->model;
     pthread_mutex_lock(&h->lock);
     end_request(&h->pace, r->now);
+    m->ctx->e.chunk = m->chunk;
     h->riding = NULL;
     h->requests++;
     h->failed += failed;
@@ -220,6 +233,8 @@ static int32_t take_turn(ride *r, gemrun_run_fn run, void *arg)
                          "enable it, or open another");
     gemrun_request q = r->from ? *r->from : gemrun_request_default(r->model->ctx);
     gemrun_stats s = {.size = sizeof s};
+    if (q.deadline_ns > 0)
+        r->until = gr_add(gs_now(), q.deadline_ns);
     q.on_text = on_text;
     q.on_step = on_step;
     q.user = r;
@@ -315,12 +330,19 @@ static gemrun_status take_facts(gs_model *m)
     gs_facts *f = &m->facts;
     *f = (gs_facts){.context = i.context, .kv_size = s.kv_size, .kv_type = i.kv_type,
                     .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
-                    .ram_kv = s.ram_kv, .request = gemrun_request_default(m->ctx)};
+                    .ram_kv = s.ram_kv, .locked = s.locked_bytes,
+                    .request = gemrun_request_default(m->ctx)};
+    uint64_t lockable = s.ram_total - s.ram_stacks - s.locked_bytes;
+    f->unlocked = lockable < 4096 ? 0 : lockable; /* the file's last page is not whole */
     snprintf(f->name, sizeof f->name, "%s", i.name);
     snprintf(f->family, sizeof f->family, "%s", i.family);
     snprintf(f->target, sizeof f->target, "%s", i.target);
     snprintf(f->kernel, sizeof f->kernel, "%s", i.kernel);
-    return GEMRUN_OK;
+    m->chunk = m->ctx->e.chunk;
+    return gs_ladder_of(&m->ctx->e.v, &m->ladder)
+               ? GEMRUN_OK
+               : gs_refuse(GEMRUN_E_THRM, i.name, "the ladder of its thermal policy breaks a rule; "
+                           "compile it again");
 }
 
 static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_weights,
@@ -338,7 +360,11 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
         c.prefill_batch_size = 0; /* this version is compiled for less than the handle's others */
         *st = gemrun_open(&m->ctx, path, &c);
     }
+    *st = *st == GEMRUN_OK && !c.ignore_memory ? gemrun_stream(m->ctx) : *st;
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
+    bool ours = *st != GEMRUN_OK || c.allow_foreign_board ||
+                gemrun_check_board(m->ctx, path, NULL) >= 0;
+    *st = ours ? *st : GEMRUN_E_BOARD;
     if (*st == GEMRUN_OK)
         return m;
     free_model(m);
@@ -511,13 +537,39 @@ static gs_share lower(gs_share a, gs_share b)
     return (gs_share){a.duty < b.duty ? a.duty : b.duty, fewer(a.threads, b.threads)};
 }
 
-static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
+static gs_shares lower_of(gs_shares a, gs_shares b)
+{
+    return (gs_shares){lower(a.decode, b.decode), lower(a.prefill, b.prefill)};
+}
+
+/* A daemon sees the temperature as well, and more: while it steers, the ladder rests. */
+void gs_heed_heat(gemrun_handle_t *h)
 {
     gs_pace *p = &h->pace;
+    gs_heat *heat = &h->heat;
+    const gs_model *m = h->riding ? h->riding : h->model;
+    if (m) {
+        heat->ladder = m->ladder;
+        heat->threads = m->facts.threads;
+        heat->chunk = m->chunk;
+    }
+    heat->rung = gs_climb_rung(&h->climb, &heat->ladder, gs_now(), &heat->level);
+    if (gs_attached(h)) {
+        heat->rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
+        heat->level = 0;
+    }
+    bool fewer_threads = heat->rung.threads < FULL_DUTY;
+    gs_share s = {heat->rung.duty,
+                  fewer_threads ? gs_share_of(heat->threads, heat->rung.threads) : 0};
+    p->heat = (gs_shares){s, s};
+    p->now = lower_of(lower_of(p->own, p->daemon), p->heat);
+}
+
+static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
+{
     pthread_mutex_lock(&h->lock);
     *whose = shares;
-    p->now = (gs_shares){lower(p->own.decode, p->daemon.decode),
-                         lower(p->own.prefill, p->daemon.prefill)};
+    gs_heed_heat(h);
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
 }
@@ -577,8 +629,9 @@ static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config
     pthread_mutex_init(&h->attaching, NULL);
     pthread_cond_init(&h->changed, &steady);
     pthread_condattr_destroy(&steady);
-    h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .now = GS_UNPACED,
-                        .since = gs_now()};
+    h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .heat = GS_UNPACED,
+                        .now = GS_UNPACED, .since = gs_now()};
+    h->heat.rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
     h->config = config ? *config : gemrun_config_default();
     h->file = -1;
     h->path = strdup(path);

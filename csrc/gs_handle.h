@@ -5,12 +5,14 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "gemrun_control.h"
+#include "gemrun_thermal.h"
+#include "gs_thermal.h"
 
 typedef struct gs_facts { /* of a model, for the daemon; they outlive it */
     char name[65], family[17], target[17], kernel[40];
     uint32_t context, kv_size, kv_type, has_chat, threads;
     uint64_t ram_total, ram_kv;
+    uint64_t locked, unlocked; /* bytes kept from being paged out, and those that are not */
     gemrun_request request; /* its defaults */
 } gs_facts;
 
@@ -18,6 +20,8 @@ typedef struct gs_model { /* an open artifact; freed by whoever leaves it last *
     gemrun_context_t *ctx;
     bool cancelled;   /* the request on it is to end */
     gs_facts facts;
+    gb_ladder ladder; /* what it does by itself when it is told a temperature */
+    uint32_t chunk;   /* tokens of a prefill step, as opened */
 } gs_model;
 
 typedef struct gs_share { /* how much of the time, and of the threads, steps may take */
@@ -30,10 +34,17 @@ typedef struct gs_shares {
 } gs_shares;
 
 typedef struct gs_pace {
-    gs_shares own, daemon, now; /* the program's, the daemon's, and the lower of both */
+    gs_shares own, daemon; /* the program's, the daemon's .. */
+    gs_shares heat, now;   /* .. the ladder's while there is no daemon, and the lowest of all */
     uint64_t since;    /* begin of the step in flight, or of the time without a request */
     int64_t owed;      /* nanoseconds of sleep; below 0: slept ahead */
 } gs_pace;
+
+typedef struct gs_heat { /* what the ladder says, of the model in use or of the last one */
+    gb_ladder ladder;
+    gb_rung rung;
+    uint32_t level, threads, chunk; /* the last two as opened */
+} gs_heat;
 
 typedef struct gs_waiter { /* a request that waits for its turn, on its caller's stack */
     struct gs_waiter *next;
@@ -48,6 +59,8 @@ struct gemrun_handle {
     gs_model *riding;        /* of the request inside, replaced or not; NULL: none is inside */
     gs_waiter *queue;        /* requests that wait, first come first served */
     gs_pace pace;
+    gs_climb climb;          /* by the temperature that the program tells */
+    gs_heat heat;
     gemrun_config config;
     char *kernel;            /* the text that config points to */
     char *path;              /* of the newest model; under changing */
@@ -75,6 +88,9 @@ gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replace
 /* The daemon's pace, beside the program's own; the values are in range. */
 void gs_pace_by_daemon(gemrun_handle_t *h, gs_shares shares);
 #define GS_UNPACED ((gs_shares){{1000, 0}, {1000, 0}})
+
+/* Look at the temperature again, under the handle's lock: the pace is new with it. */
+void gs_heed_heat(gemrun_handle_t *h);
 
 bool gs_attached(const gemrun_handle_t *h); /* gs_channel.c; under the handle's lock */
 

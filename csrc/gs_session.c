@@ -871,5 +871,7 @@ gemrun_status gemrun_session_open(gemrun_context_t **out, gemrun_context_t *mode
     gemrun_status st = gemrun_open_mem(out, v->image, (size_t)v->image_size, NULL, 0, &q);
     if (st != GEMRUN_OK)
         rename_object(name_of(model));
+    else
+        (*out)->e.ahead = model->e.ahead; /* the mapping is the same */
     return st;
 }

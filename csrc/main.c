@@ -9,21 +9,27 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "doctor.h"
+#include "gemrun_board.h"
 #include "gemrun_session.h"
+#include "gemrun_thermal.h"
 #include "gr_port.h"
 #include "gs_channel.h"
+#include "sensor.h"
 #include "tune.h"
 
 enum { EXIT_USAGE = 2, EXIT_TARGET = 4, EXIT_MEMORY = 5, EXIT_FILE = 6, EXIT_RUN = 8,
        EXIT_CANCELLED = 130, MAX_STOPS = 8, MAX_BANS = 4096 };
 
 typedef struct options {
-    const char *path, *prompt, *system, *kernel, *head, *on_full, *session;
+    const char *path, *prompt, *system, *kernel, *head, *on_full, *session, *sensor;
     uint32_t chat, interactive, ignore_eos, tokens, json, info, run_tests, check_weights;
-    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save;
+    uint32_t help, version, ignore_memory, lock_memory, tune, constant_work, no_save, doctor;
+    uint32_t foreign_board;
     uint64_t decode_threads, balance, speculate, serve;
     uint64_t max_tokens, top_k, seed, threads, kv_cache_size, batch, deadline_ms, affinity;
     float temperature, top_p, min_p, penalty;
@@ -91,11 +97,18 @@ static const struct option {
     {"--constant-work", FLAG, AT(constant_work), 0, 0, 0,
      "as many instructions a token whatever the data: one thread, full head"},
     {"--ignore-memory", FLAG, AT(ignore_memory), 0, 0, 0, "open with less memory than declared"},
-    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0, "keep everything from being paged out"},
+    {"--allow-foreign-board", FLAG, AT(foreign_board), 0, 0, 0,
+     "open although built for another known board"},
+    {"--sensor", TEXT, AT(sensor), 0, 0, 0,
+     "SOURCE  keep cool by file:PATH, hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
+    {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0,
+     "keep it from being paged out, as far as RLIMIT_MEMLOCK allows"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},
     {"--json", FLAG, AT(json), 0, 0, 0, "print one JSON object with text, tokens and figures"},
     {"--info", FLAG, AT(info), 0, 0, 0, "print what the artifact is, and end"},
     {"--run-tests", FLAG, AT(run_tests), 0, 0, 0, "replay the stored test vectors, and end"},
+    {"--doctor", FLAG, AT(doctor), 0, 0, 0,
+     "check this device, and MODEL on it where one is named; exit 1: bad"},
     {"--tune", FLAG, AT(tune), 0, 0, 0, "measure how many threads pay here, keep it, and end"},
     {"--serve", NUMBER, AT(serve), 0, 3, 1 << 20,
      "FD  answer gemctld on this open socket until it closes"},
@@ -120,6 +133,7 @@ static int usage(const char *object, const char *what)
 static int help(void)
 {
     puts("usage: gemrun MODEL.gembin --prompt TEXT [options]\n"
+         "       gemrun --doctor [MODEL.gembin]\n"
          "\n"
          "Runs a compiled model. --prompt alone is continued as it stands, even where the model\n"
          "has a chat template: --chat and --interactive use that. --option=value works as well.\n"
@@ -135,7 +149,8 @@ static int help(void)
         snprintf(left, sizeof left, "%s %.*s", table[i].name, shown, words);
         printf("  %-22s  %s\n", left, gap ? gap + 2 : words);
     }
-    puts("\nExit: 0 done, 2 usage, 4 board, 5 memory, 6 file, 8 run failed, 130 cancelled.");
+    puts("\nExit: 0 done, 1 something is bad (--doctor), 2 usage, 4 board, 5 memory, 6 file,\n"
+         "8 run failed, 130 cancelled.");
     return 0;
 }
 
@@ -350,7 +365,7 @@ static int parse(int argc, char **argv, options *o)
             o->path = argv[i];
         }
     }
-    if (o->help || o->version) {
+    if (o->help || o->version || o->doctor) {
         return 0;
     }
     if (!o->path) {
@@ -361,6 +376,9 @@ static int parse(int argc, char **argv, options *o)
     }
     if (o->session && !*o->session) {
         return usage("--session", "its name is empty");
+    }
+    if (o->sensor && o->serve) {
+        return usage("--sensor", "is not for --serve, whose pace is gemctld's");
     }
     if (o->session && !o->prompt && !o->interactive) {
         return usage("--session", "needs a --prompt to go on with, or --interactive");
@@ -388,6 +406,12 @@ static int exit_code(int32_t status)
         return EXIT_TARGET;
     }
     return status > GEMRUN_E_TEST_FAILED ? EXIT_MEMORY : EXIT_RUN;
+}
+
+static const char *root(void) /* before /proc and /sys; for tests */
+{
+    const char *own = getenv("GEMRUN_ROOT");
+    return own ? own : "";
 }
 
 /* Causes that an operator meets as "it does not fit, or does not fit together". */
@@ -428,8 +452,10 @@ static int load_failed(const options *o, int32_t status)
         const char *name = o->kernel ? o->kernel : getenv("GEMRUN_KERNEL");
         fprintf(stderr, "%s: %s: %s\n", from, name ? name : "", sentence);
     } else if (!is_about_option(sentence)) {
-        fprintf(stderr, "Model load failed: %s%s\n",
-                is_layout(status) ? "Memory layout mismatch: " : "", text);
+        char more[256];
+        gemrun_explain_memory((gemrun_status)status, o->path, root(), more, sizeof more);
+        fprintf(stderr, "Model load failed: %s%s%s\n",
+                is_layout(status) ? "Memory layout mismatch: " : "", text, more);
     }
     return exit_code(status);
 }
@@ -438,6 +464,19 @@ static int run_failed(int32_t status)
 {
     fprintf(stderr, "gemrun: %s\n", gemrun_last_error());
     return exit_code(status);
+}
+
+/* An artifact for a board that is not this one. */
+static int check_board(gemrun_context_t *ctx, const options *o)
+{
+    int32_t found = o->foreign_board ? 0 : gemrun_check_board(ctx, o->path, root());
+    if (found < 0) {
+        return load_failed(o, found);
+    }
+    if (found > 0) {
+        fprintf(stderr, "gemrun: warning: %s\n", gemrun_last_error());
+    }
+    return 0;
 }
 
 /* What only the artifact can tell of the options. */
@@ -462,6 +501,28 @@ static int check_options(gemrun_context_t *ctx, const options *o)
         }
     }
     return 0;
+}
+
+/* What was to stay in memory and may not: a run may then wait for the disk. */
+static void warn_unlocked(gemrun_context_t *ctx)
+{
+    gemrun_stats s = {.size = sizeof s};
+    struct rlimit limit;
+    if (gemrun_get_stats(ctx, &s) != GEMRUN_OK || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+        return;
+    }
+    uint64_t wanted = s.ram_total - s.ram_stacks; /* the file's last page is not whole */
+    if (wanted - s.locked_bytes < 4096) {
+        return;
+    }
+    fprintf(stderr, "gemrun: --lock-memory: warning: %.1f of %.1f MB are locked, ",
+            (double)s.locked_bytes * 1e-6, (double)wanted * 1e-6);
+    if (limit.rlim_cur == RLIM_INFINITY) {
+        fputs("the system refuses more; free memory, or leave it out\n", stderr);
+    } else {
+        fprintf(stderr, "RLIMIT_MEMLOCK is %.1f MB; raise it with ulimit -l unlimited, or with "
+                "LimitMEMLOCK= in a unit\n", (double)limit.rlim_cur * 1e-6);
+    }
 }
 
 /* ---- output ---- */
@@ -540,7 +601,13 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
     printf("\"reused\": %llu, ", (unsigned long long)s->reused);
     printf("\"drafted\": %llu, \"accepted\": %llu, ", (unsigned long long)s->drafted,
            (unsigned long long)s->accepted);
-    printf("\"ram_total\": %llu, \"tokens\": [", (unsigned long long)s->ram_total);
+    gemrun_thermal_state t = {.size = sizeof t};
+    if (a->o->sensor && gemrun_get_thermal(a->ctx, &t) == GEMRUN_OK) {
+        printf("\"temp_c\": %.1f, \"throttle_level\": %u, \"throttle_fault\": %s, ",
+               (double)t.celsius, t.level, t.fault ? "true" : "false");
+    }
+    printf("\"ram_total\": %llu, \"locked_bytes\": %llu, \"tokens\": [",
+           (unsigned long long)s->ram_total, (unsigned long long)s->locked_bytes);
     for (int32_t i = 0; i < count; i++) {
         printf("%s%d", i ? ", " : "", ids[i]);
     }
@@ -551,7 +618,10 @@ static void print_json(const answer *a, const int32_t *ids, int32_t count, const
 
 static void print_stats(const gemrun_stats *s)
 {
-    char head[80] = "", draft[80] = "", held[40] = "";
+    char head[80] = "", draft[80] = "", held[40] = "", locked[40] = "";
+    if (s->locked_bytes > 0) {
+        snprintf(locked, sizeof locked, ", %.1f MB of it locked", (double)s->locked_bytes * 1e-6);
+    }
     if (s->reused > 0) {
         snprintf(held, sizeof held, " (%llu in the cache)", (unsigned long long)s->reused);
     }
@@ -565,10 +635,20 @@ static void print_stats(const gemrun_stats *s)
     }
     fprintf(stderr,
             "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens%s, %.1f tok/s; "
-            "context %u of %u%s%s; memory %.1f MB with %u threads\n",
+            "context %u of %u%s%s; memory %.1f MB with %u threads%s\n",
             s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
             held, s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
-            s->threads);
+            s->threads, locked);
+}
+
+static void print_thermal(gemrun_context_t *ctx)
+{
+    gemrun_thermal_state t = {.size = sizeof t};
+    if (gemrun_get_thermal(ctx, &t) == GEMRUN_OK) {
+        fprintf(stderr, "%.1f C%s: rung %u of %u, %.0f %% of the time, %u threads\n",
+                (double)t.celsius, t.fault ? ", not believed" : "", t.level, t.levels - 1,
+                t.duty / 10.0, t.threads);
+    }
 }
 
 static int print_info(gemrun_context_t *ctx, const options *o)
@@ -704,6 +784,9 @@ static void print_answer(const answer *a, const int32_t *ids, const gemrun_stats
     }
     if (fflush(stdout) == 0 && figures && !a->o->json) {
         print_stats(s);
+        if (a->o->sensor) {
+            print_thermal(a->ctx);
+        }
     }
 }
 
@@ -802,7 +885,9 @@ static int32_t ask(gemrun_context_t *ctx, const options *o, const char *prompt,
 static int answer_once(gemrun_context_t *ctx, const char *prompt, const gemrun_message *messages,
                        size_t count, answer *a, tally *t)
 {
+    gemrun_pacer pacer;
     gemrun_request q = request_of(ctx, a->o, a);
+    q = a->o->sensor ? gemrun_paced(ctx, &pacer, &q) : q;
     gemrun_stats s = {.size = sizeof s};
     int32_t *ids = malloc(q.max_tokens * sizeof *ids);
     if (!ids) {
@@ -965,6 +1050,33 @@ static int run_tests(gemrun_context_t *ctx)
     return 0;
 }
 
+static int start_sensor(gemrun_context_t *ctx, const options *o, sensor **out)
+{
+    char wrong[512];
+    *out = sensor_start(o->sensor, root(), ctx, wrong, sizeof wrong);
+    if (*out) {
+        return 0;
+    }
+    fprintf(stderr, "gemrun: --sensor: %s\n", wrong);
+    return EXIT_USAGE;
+}
+
+/* Everything that was asked of an open artifact. */
+static int work(gemrun_context_t *ctx, const options *o)
+{
+    sensor *s = NULL;
+    int code = check_board(ctx, o);
+    code = code == 0 ? check_options(ctx, o) : code;
+    code = code == 0 && o->sensor ? start_sensor(ctx, o, &s) : code;
+    code = code == 0 && o->info ? print_info(ctx, o) : code;
+    code = code == 0 && o->run_tests ? run_tests(ctx) : code;
+    code = code == 0 && o->session ? begin_session(ctx, o) : code;
+    code = code == 0 && o->interactive ? converse(ctx, o) : code;
+    code = code == 0 && o->prompt && !o->interactive ? run_prompt(ctx, o) : code;
+    sensor_stop(s);
+    return code;
+}
+
 static int run(int argc, char **argv)
 {
     static options o;
@@ -993,8 +1105,12 @@ static int run(int argc, char **argv)
     c.prefill_batch_size = (uint32_t)o.batch;
     c.kernel = o.kernel;
     c.ignore_memory = o.ignore_memory;
+    c.allow_foreign_board = o.foreign_board || o.serve; /* gemctld has looked at it */
     c.lock_memory = o.lock_memory;
     c.weights_check = o.check_weights ? GEMRUN_WEIGHTS_FULL : GEMRUN_WEIGHTS_UNCHECKED;
+    if (o.doctor) {
+        return doctor_run(o.path, o.json, &c);
+    }
     if (o.tune) {
         return tune_run(o.path, &c);
     }
@@ -1003,18 +1119,17 @@ static int run(int argc, char **argv)
     gemrun_context_t *ctx = NULL;
     gemrun_status st = o.serve ? (gemrun_status)gs_serve((int)o.serve, o.path, &c)
                                : gemrun_open(&ctx, o.path, &c);
+    st = st == GEMRUN_OK && ctx && !c.ignore_memory ? gemrun_stream(ctx) : st;
     if (st != GEMRUN_OK) {
         return load_failed(&o, st);
     }
     if (o.check_weights) {
         fprintf(stderr, "weights: checksum agrees\n");
     }
-    code = check_options(ctx, &o);
-    code = code == 0 && o.info ? print_info(ctx, &o) : code;
-    code = code == 0 && o.run_tests ? run_tests(ctx) : code;
-    code = code == 0 && o.session ? begin_session(ctx, &o) : code;
-    code = code == 0 && o.interactive ? converse(ctx, &o) : code;
-    code = code == 0 && o.prompt && !o.interactive ? run_prompt(ctx, &o) : code;
+    if (o.lock_memory) {
+        warn_unlocked(ctx);
+    }
+    code = work(ctx, &o);
     gemrun_destroy(ctx);
     return code;
 }

@@ -58,7 +58,7 @@ CLEAN_S = 20.0  # for what a job that was cancelled has to put away
 NOT_ATTACHED = frozenset(
     {
         *("model.status", "model.load", "model.unload", "model.pin", "model.priority"),
-        *("model.rollback", "model.switch", "generate"),
+        *("model.rollback", "model.switch", "model.remove", "generate"),
     }
 )
 
@@ -263,6 +263,8 @@ class Api:
         if method in NOT_ATTACHED and self._daemon.attached_named(name) is not None:
             what = f"{name}: is an attached program"
             remedy = "gemctl model list has what is known of it; it takes disable, enable, replace"
+            if method == "model.remove":
+                remedy = "gemctl model list has its process; remove versions once that has ended"
             raise ApiError("conflict", f"{what}; {remedy}")
 
     # ---- models ----
@@ -336,6 +338,7 @@ class Api:
             "queued": len(model.turns),
             "worker": dataclasses.asdict(worker.facts) if worker and worker.facts else None,
             "crashes": len(slot.crashes.times_s) if slot is not None else 0,
+            "kv_auto_reset_percent": self._daemon.auto_reset,
             "swap": model.swap,
             "current": versions.current,
             "previous": versions.previous,

@@ -379,7 +379,7 @@ def check_config(path: str) -> Values:
     from gemctl.errors import ApiError
 
     try:
-        config.load(Path(path), pipes=True)
+        config.load(Path(path))
     except ApiError as error:
         wrong(error.message)
     return {"path": path, "good": True}
@@ -416,13 +416,17 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def broker(**options: Any) -> Any:
     """The broker of a fleet command, checked as the daemon's is."""
+    from pathlib import Path
+
     from pydantic import ValidationError
 
     from gemctl.config import MqttConfig
     from gemctl.config_words import of_options
 
+    files = [key for key in ("password_file", "ca_file") if options.get(key)]
+    places = {key: Path(options[key]).absolute() for key in files}
     try:
-        return MqttConfig(**options)
+        return MqttConfig(**{**options, **places})
     except ValidationError as error:
         wrong(f"fleet: {of_options(error, MqttConfig)}")
 

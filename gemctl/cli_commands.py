@@ -116,8 +116,10 @@ def main() -> None:
     Anywhere in the line:
       --socket PATH                   of gemctld (default: $GEMCTL_SOCKET, /run/gemctl/gemctl.sock)
       --json                          print the answer as JSON, and errors too (on stderr)
-      --auto-reset-kv-cache[=PERCENT] empty the KV cache after an answer that leaves it so full
-                                      (95; 0: after every one; --no-.. ends that)
+      --auto-reset-kv-cache[=PERCENT] a setting of all models, not of one request, and kept: empty
+                                      the KV cache behind every answer that leaves it so full
+                                      (95; 0: behind every one); --no-auto-reset-kv-cache ends
+                                      that, gemctl stats shows it
       --external-temp-sensor SOURCE   hwmon:NAME/temp1, iio:NAME/CHANNEL, file:PATH[:SCALE],
                                       mqtt:TOPIC; only ever makes the throttle stricter
     """

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,7 +27,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gemctl import config_checks as checks
 from gemctl import config_words
+from gemctl.config_checks import SOCKET_MOST
 from gemctl.errors import ApiError
 from gemctl.store.durable import read_plain
 
@@ -44,7 +47,16 @@ Short = Annotated[str, Field(max_length=256)]
 Argument = Annotated[str, Field(max_length=4096)]
 DAY_S = 86400.0
 BYTES_MOST = 1 << 50
-SOCKET_MOST = 107  # bytes of a Unix socket's path
+Folder = Annotated[Path, AfterValidator(checks.folder)]
+File = Annotated[Path, AfterValidator(checks.file)]
+Socket = Annotated[Path, AfterValidator(checks.socket)]
+Program = Annotated[str, Field(max_length=4096), AfterValidator(checks.program)]
+Prompt = Annotated[str, Field(max_length=4096), AfterValidator(checks.prompt)]
+Group = Annotated[str, Field(max_length=64), AfterValidator(checks.plain)]
+User = Annotated[str, Field(max_length=256), AfterValidator(checks.plain)]
+Host = Annotated[str, Field(max_length=253), AfterValidator(checks.host)]
+Zone = Annotated[str, Field(max_length=64), AfterValidator(checks.given)]
+Command = Annotated[tuple[Argument, ...], Field(max_length=64), AfterValidator(checks.command)]
 
 
 def key(default: Any, about: str, unit: str = "", **limits: Any) -> Any:
@@ -94,8 +106,8 @@ def _known(parse: Callable[[str], Any], word: str) -> None:
     try:
         parse(word)
     except ApiError as error:
-        text = {"text": error.message.partition("': ")[2], "word": word[:100]}
-        raise PydanticCustomError("gemctl", '"{word}": {text}', text) from None
+        text = {"text": error.message.partition("': ")[2], "word": checks.shown(word)}
+        raise PydanticCustomError("gemctl", "{word}: {text}", text) from None
 
 
 class Part(BaseModel):
@@ -103,37 +115,32 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def _given(self, *keys: str) -> str:
+        """The first of some keys that stands in the file."""
+        return next((key for key in keys if key in self.model_fields_set), keys[0])
+
 
 class DaemonConfig(Part):
     """Places and permissions. A change needs a restart."""
 
-    socket: Path = key(
+    socket: Socket = key(
         Path("/run/gemctl/gemctl.sock"),
         "where the daemon listens; with gemctl.socket systemd listens there instead",
     )
-    state: Path = key(Path("/var/lib/gemctl"), "folder of the store and of state.json")
-    read_group: str = key(
+    state: Folder = key(Path("/var/lib/gemctl"), "folder of the store and of state.json")
+    read_group: Group = key(
         "gemctl",
         "who may look: members of this group; root and the daemon's own user may do everything",
-        max_length=64,
     )
-    write_group: str = key("gemctl-admin", "who may also change something", max_length=64)
+    write_group: Group = key("gemctl-admin", "who may also change something")
     log_prompts: bool = key(False, "put prompts and answers into request.text events")
     connections: int = key(64, "most connections at once", "connections", ge=1, le=1024)
-
-    @field_validator("socket")
-    @classmethod
-    def _fits(cls, socket: Path) -> Path:
-        if len(os.fsencode(socket)) > SOCKET_MOST:
-            text = "its path is longer than {most} bytes; use a shorter one"
-            raise PydanticCustomError("gemctl", text, {"most": SOCKET_MOST})
-        return socket
 
 
 class WorkerConfig(Part):
     """One process of the engine for every loaded model. A change needs a restart."""
 
-    program: str = key("gemrun", "command of the engine, a name or a path", max_length=4096)
+    program: Program = key("gemrun", "command of the engine, a name or an absolute path")
     threads: int = key(0, "threads of a worker; 0: the engine decides", "threads", ge=0, le=8)
     prefill_batch_size: int = key(
         64,
@@ -142,6 +149,11 @@ class WorkerConfig(Part):
         "tokens",
         ge=0,
         le=4096,
+    )
+    lock_memory: bool = key(
+        False,
+        "keep the memory of workers from being paged out, as far as the limit of locked memory "
+        "(LimitMEMLOCK) allows",
     )
     start_timeout_s: float = seconds(60.0, "a worker that is not ready by then has failed")
     heartbeat_s: float = seconds(1.0, "between two questions whether a worker is alive")
@@ -153,6 +165,18 @@ class WorkerConfig(Part):
     backoff_s: float = seconds(0.2, "before the first restart; it doubles with every further one")
     backoff_most_s: float = seconds(30.0, "longest time before a restart")
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> WorkerConfig:
+        if self.hang_s <= self.heartbeat_s:
+            what = f"is no more than heartbeat_s ({self.heartbeat_s:g}); give more"
+            one = self._given("hang_s", "heartbeat_s")
+            raise checks.wrong(f"{self.hang_s:g}", what, key=one)
+        if self.backoff_most_s < self.backoff_s:
+            what = f"is less than backoff_s ({self.backoff_s:g}); give more"
+            one = self._given("backoff_most_s", "backoff_s")
+            raise checks.wrong(f"{self.backoff_most_s:g}", what, key=one)
+        return self
+
 
 class ModelsConfig(Part):
     """Store, replacement and requests."""
@@ -162,7 +186,7 @@ class ModelsConfig(Part):
         "of every version that comes in: required lets only valid ones in, preferred refuses "
         "those that are wrong, off looks at none",
     )
-    keys_dir: Path = key(Path("/etc/gemctl/keys.d"), "folder of the public keys that are trusted")
+    keys_dir: Folder = key(Path("/etc/gemctl/keys.d"), "folder of the public keys that are trusted")
     allow_foreign_board: bool = key(False, "take versions that were compiled for another board")
     keep: int = key(2, "good versions that stay in the store", "versions", ge=1, le=16)
     size_most_bytes: int = key(64 << 30, "larger files are refused", "bytes", ge=1, le=BYTES_MOST)
@@ -180,7 +204,9 @@ class ModelsConfig(Part):
         gt=0,
         le=1_000_000,
     )
-    warmup_prompt: str = key("Hello", "a candidate answers it before it serves", max_length=4096)
+    warmup_prompt: Prompt = key(
+        "Hello", "a candidate answers it before it serves; empty: none is asked"
+    )
     drain_s: float = seconds(30.0, "a request on the old version may take so long after a flip")
     probation_s: float = seconds(60.0, "a new version is watched for so long", 0)
     probation_requests: int = key(
@@ -225,8 +251,8 @@ class ThrottleConfig(Part):
 class SensorsConfig(Part):
     """Where temperature and power come from. A change needs a restart."""
 
-    sysfs_root: Path = key(Path("/"), "put before /sys and /proc; another one in tests")
-    zones: tuple[Annotated[str, Field(max_length=64)], ...] = key(
+    sysfs_root: Folder = key(Path("/"), "put before /sys and /proc; another one in tests")
+    zones: tuple[Zone, ...] = key(
         (), "types of the thermal zones to use; empty: chosen by rank", max_length=64
     )
     external: tuple[Short, ...] = key(
@@ -240,7 +266,7 @@ class SensorsConfig(Part):
         "an external value that is older counts as unknown; above 5 s the throttle's own limit "
         "holds",
     )
-    powerd_socket: Path = key(
+    powerd_socket: Socket = key(
         Path("/run/gemctl-powerd/powerd.sock"), "of gemctl-powerd, which caps clocks"
     )
 
@@ -257,7 +283,7 @@ class SensorsConfig(Part):
 class MqttConfig(Part):
     """The broker; without a host there is no MQTT. A change needs a restart."""
 
-    host: str = key("", "name or address of the broker; empty: no MQTT", max_length=253)
+    host: Host = key("", "name or address of the broker; empty: no MQTT")
     port: int = key(1883, "of the broker; 8883 is usual with TLS", "port", ge=1, le=65535)
     protocol: Literal["5", "3.1.1", "auto"] = key(
         "auto", "version of MQTT; auto: 5, and 3.1.1 where the broker does not speak it"
@@ -271,13 +297,13 @@ class MqttConfig(Part):
     groups: tuple[Word, ...] = key(
         (), "groups whose commands it hears: letters, digits, _ and -", max_length=64
     )
-    username: str = key("", "user at the broker; empty: none", max_length=256)
-    password_file: Path | None = key(
+    username: User = key("", "user at the broker; empty: none")
+    password_file: File | None = key(
         None, "its first line is the password; read again at every attempt"
     )
-    ca_file: Path | None = key(None, "authority of the broker's certificate; means TLS")
-    cert_file: Path | None = key(None, "this device's own certificate")
-    key_file: Path | None = key(None, "and its key")
+    ca_file: File | None = key(None, "authority of the broker's certificate; means TLS")
+    cert_file: File | None = key(None, "this device's own certificate")
+    key_file: File | None = key(None, "and its key")
     tls: bool = key(False, "TLS with the system's authorities")
     insecure: bool = key(False, "allow plain text to a broker on another machine")
     write: bool = key(True, "may commands change anything")
@@ -302,13 +328,22 @@ class MqttConfig(Part):
         return device
 
     @model_validator(mode="after")
-    def _plain_stays_here(self) -> MqttConfig:
-        local = self.host in ("", "localhost", "::1") or self.host.startswith("127.")
+    def _fits_together(self) -> MqttConfig:
+        local = self.host in ("", "localhost") or checks.is_loopback(self.host)
         secure = self.tls or self.ca_file is not None
         if not local and not secure and not self.insecure:
             text = "{host} is another machine and TLS is off; set tls = true or ca_file, or "
             text += "insecure = true on a network that you trust"
             raise PydanticCustomError("gemctl", text, {"host": self.host, "key": "host"})
+        if self.cert_file is not None and not secure:
+            what = "means TLS, which is off; set tls = true or ca_file"
+            raise checks.wrong(self.cert_file, what, key="cert_file")
+        if self.key_file is not None and self.cert_file is None:
+            what = "is the key of no certificate; set cert_file"
+            raise checks.wrong(self.key_file, what, key="key_file")
+        if self.password_file is not None and not self.username:
+            what = "is the password of nobody; set username"
+            raise checks.wrong(self.password_file, what, key="password_file")
         return self
 
 
@@ -325,16 +360,18 @@ class MetricsConfig(Part):
     @field_validator("listen")
     @classmethod
     def _understood(cls, listen: str) -> str:
-        if listen:
+        if checks.plain(listen):
             _known(parse_listen, listen)
+        if listen.startswith("unix:"):
+            checks.socket(Path(listen[5:]))
         return listen
 
 
 class HooksConfig(Part):
     """Commands to run; words, no shell. GEMCTL_MODEL and GEMCTL_DIGEST are in the environment."""
 
-    probation_good: tuple[Argument, ...] = key((), "when a version has proved good", max_length=64)
-    probation_bad: tuple[Argument, ...] = key((), "when one was rolled back", max_length=64)
+    probation_good: Command = key((), "when a version has proved good")
+    probation_bad: Command = key((), "when one was rolled back")
     timeout_s: float = seconds(30.0, "a command that takes longer is killed")
 
 
@@ -350,6 +387,25 @@ class Config(Part):
     metrics: MetricsConfig = key(MetricsConfig(), "Prometheus and the status page")
     hooks: HooksConfig = key(HooksConfig(), "commands to run")
 
+    @model_validator(mode="after")
+    def _places_differ(self) -> Config:
+        listen = self.metrics.listen
+        places = {
+            "daemon.state": self.daemon.state,
+            "daemon.socket": self.daemon.socket,
+            "sensors.powerd_socket": self.sensors.powerd_socket,
+            **({"metrics.listen": Path(listen[5:])} if listen.startswith("unix:") else {}),
+        }
+        seen: dict[str, str] = {}
+        for name, path in places.items():
+            other = seen.setdefault(os.path.normpath(path), name)
+            if other != name:
+                table, _, one = name.partition(".")
+                given = one in getattr(self, table).model_fields_set
+                mine, theirs = (name, other) if given else (other, name)
+                raise checks.wrong(path, f"is {theirs} already; use another path", key=mine)
+        return self
+
 
 def parse(text: str, path: Path) -> Config:
     """Configuration of a file's text. Raises ApiError("bad_request"), a line for each mistake."""
@@ -364,24 +420,15 @@ def parse(text: str, path: Path) -> Config:
     raise ApiError("bad_request", reason)
 
 
-def _read(path: Path, pipes: bool) -> bytes:
-    """A little more than a file may have. OSError."""
-    if not pipes or path.is_file():
-        return read_plain(path, MAX_BYTES + 1)
-    with path.open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
-
-
-def load(path: Path | None, pipes: bool = False) -> Config:
+def load(path: Path | None) -> Config:
     """Configuration of a file; the defaults without one. Raises ApiError("bad_request").
 
-    `pipes`: a pipe is read to its end, for a command in whose line it stands. The daemon waits for
-    none.
+    Of a regular file only: nobody waits for the writer of a pipe.
     """
     if path is None:
         return Config()
     try:
-        raw = _read(path, pipes)
+        raw = read_plain(path, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ApiError("bad_request", f"{path}: more than {MAX_BYTES} bytes; shorten it")
         return parse(raw.decode("utf-8"), path)

@@ -31,6 +31,7 @@ NAMES = {
 # What helps in a file -> in a command's line.
 REMEDIES = {
     "set tls = true or ca_file, or insecure = true": "give --ca-file, or --insecure",
+    "set username": "give --username",
 }
 TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate")
 KINDS = {
@@ -89,7 +90,9 @@ def _located(place: str, line: int | None, one: Any, schema: Table) -> str:
 def _keys(one: Any) -> list[str]:
     """Names on the way to a mistake; the number of an entry in a list is none."""
     more = one.get("ctx", {}).get("key") if one["type"] == "gemctl" else None
-    return [part for part in one["loc"] if isinstance(part, str)] + ([more] if more else [])
+    return [part for part in one["loc"] if isinstance(part, str)] + (
+        more.split(".") if more else []
+    )
 
 
 def _what(one: Any, schema: Table) -> str:

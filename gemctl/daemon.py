@@ -39,13 +39,14 @@ from gemctl.mqtt.signed import SignedOnly
 from gemctl.notify import given_socket, notify, watchdog_s
 from gemctl.serve import replace
 from gemctl.serve.attached import Attached
-from gemctl.serve.models import Models, Pace
+from gemctl.serve.models import Model, Models, Pace
 from gemctl.serve.slot import unavailable
 from gemctl.serve.worker import find_program
 from gemctl.service import Service
 from gemctl.show import metrics as metrics_
 from gemctl.show import render, web
 from gemctl.show.history import History
+from gemctl.store import lost as lost_
 from gemctl.store import sign
 from gemctl.store.durable import explained
 from gemctl.store.state import Boot, Load, StateFile
@@ -102,6 +103,7 @@ class Daemon:
         self.place = str(config.daemon.socket)  # where it listens in fact
         self.activated = False  # its socket is systemd's
         self.reloading: asyncio.Future[None] | None = None
+        self.lost = lost_.Lost(config.daemon.state)
 
     def log(self, line: str) -> None:
         """To stderr, where the journal takes it, and to the ring that a bundle holds."""
@@ -117,10 +119,12 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until stopped. Raises ApiError where it cannot listen."""
+        missing = not (self.config.daemon.state / "state.json").exists()
         boot = await asyncio.to_thread(self.state_file.boot)
         self.models.state = boot.state
         for line in dict.fromkeys((*self.models.state_warnings, *boot.warnings)):
             self.warn(line)
+        await asyncio.to_thread(self._find_lost, missing)
         given = given_socket()
         self.activated = given is not None
         sock = server.listen(self.config.daemon) if given is None else given
@@ -155,6 +159,17 @@ class Daemon:
         await self.stop.wait()
         notify("STOPPING=1")
         await self._end(front, [loading, *tasks])
+
+    def _find_lost(self, missing: bool) -> None:
+        """Tell of a state.json that was lost; the first start of all writes one."""
+        folder, state = self.config.daemon.state, self.models.state
+        self.lost = lost_.find(folder, self.store, state, missing)
+        line = self.lost.sentence(state)
+        if line:
+            self.log(line)
+        elif missing:
+            with contextlib.suppress(ApiError):  # a disk that takes nothing is told elsewhere
+                self.state_file.save(state)
 
     async def _guard(self, job: Coroutine[Any, Any, None], optional: bool = False) -> None:
         """A part that ends by itself is told, and the daemon with it: systemd starts it again."""
@@ -400,7 +415,8 @@ class Daemon:
 
     @property
     def auto_reset(self) -> int | None:
-        """The percentage in use from which on an answer empties the KV cache; None: none does."""
+        """Of every model: the percentage in use from which on an answer empties its KV cache;
+        None: none does."""
         config, state = self.config.models, self.models.state
         wanted, percent = state.auto_reset_kv_cache, state.auto_reset_percent
         if not (config.auto_reset_kv_cache if wanted is None else wanted):
@@ -446,6 +462,7 @@ class Daemon:
             "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
+            "kv_auto_reset_percent": self.auto_reset,
         }
 
     def info(self) -> dict[str, Any]:
@@ -469,6 +486,8 @@ class Daemon:
     def doctor(self) -> list[dict[str, Any]]:
         """Checks with a word (ok, warn, bad) and a sentence each."""
         checks = [_check("warn", "daemon", line) for line in self.warnings]
+        if line := self.lost.sentence(self.models.state):
+            checks.append(_check("bad", "state", line))
         program = find_program(self.config.worker.program)
         checks.append(
             _check("ok", "worker", f"{program} is there")
@@ -495,6 +514,7 @@ class Daemon:
         for name, model in self.models.models.items():
             if model.state == "faulted":
                 checks.append(_check("bad", "model", unavailable(name, "faulted").message))
+            checks += self._check_locked(model)
         if self.bridge is not None:
             info = self.bridge.info()
             what = "connected" if info["connected"] else str(info["reason"])
@@ -536,6 +556,19 @@ class Daemon:
         plural = "s" if len(found.keys) > 1 else ""
         return _check("ok", "keys", f"{len(found.keys)} key{plural} in {found.folder}")
 
+    def _check_locked(self, model: Model) -> list[dict[str, Any]]:
+        """Workers that were to lock their memory and could not."""
+        if not self.config.worker.lock_memory:
+            return []
+        facts = [slot.worker.facts for slot in model.slots() if slot.worker is not None]
+        short = [one for one in facts if one is not None and one.unlocked_bytes]
+        remedy = "raise LimitMEMLOCK of the unit, or set worker.lock_memory to false"
+        lines = [
+            f"{model.name}: {one.unlocked_bytes >> 20} MiB are not locked; {remedy}"
+            for one in short
+        ]
+        return [_check("warn", "memlock", line) for line in lines]
+
     def _check_memory(self) -> dict[str, Any]:
         try:
             memory = self.models.memory()
@@ -575,6 +608,7 @@ class Daemon:
 LOGGED = frozenset(
     {
         *("worker.exit", "worker.restart", "slot.faulted", "replace.done", "replace.failed"),
+        "throttle.unload",
         *("probation.good", "probation.bad", "throttle.level", "sensor.fault", "sensor.ok"),
         *("mqtt.connected", "mqtt.lost", "audit", "config.reloaded", "hook", "model.switched"),
     }

@@ -72,15 +72,18 @@ def parse_line(line: bytes) -> dict[str, Any]:
         if key not in KEYS:
             sentence = f"request: {key[:64]!a} is unknown; {remedy(key, KEYS)}"
             raise Misread(sentence, request)
-    if request.get("v", VERSION) != VERSION:
-        what = f"request: version {str(request['v'])[:20]}"
+    said = request.get("v", VERSION)
+    if type(said) is not int or said != VERSION:  # true is 1 to Python
+        what = f"request: version {json.dumps(said)[:20]}"
         raise Misread(f"{what}; this daemon speaks {VERSION}", request)
     if not _is_id(request.get("id")):
-        raise Misread("request: 'id' is no text of 1 to 64 characters; set it", request)
+        raise Misread("request: 'id' is no text of 1 to 64 printable characters; set it", request)
     if not isinstance(request.get("method"), str):
         raise Misread("request: 'method' is no text; name one of PROTOCOL.md", request)
     if not isinstance(request.get("params", {}), dict):
         raise Misread("request: 'params' is no object; leave it out, or give one", request)
+    if strict.has_half_pair(request, line):
+        raise Misread(f"request: {strict.HALF_PAIR}", request)
     return request
 
 
@@ -93,8 +96,11 @@ class Misread(ApiError):
 
 
 def _is_id(number: object) -> bool:
-    """A text that can be sent back as it came: no half of a surrogate pair."""
+    """A text that can be sent back as it came, and stand in a line of a log: no half of a surrogate
+    pair, no control character."""
     if not isinstance(number, str) or not 0 < len(number) <= 64:
+        return False
+    if strict.CONTROL.search(number):
         return False
     return not any("\ud800" <= character <= "\udfff" for character in number)
 

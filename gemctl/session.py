@@ -27,8 +27,8 @@ STOPPED = "stopped by SIGINT; start it again"
 ANYWHERE = {
     "--socket": ("PATH", "of gemctld"),
     "--json": ("", "print the answer as JSON"),
-    "--auto-reset-kv-cache": ("", "empty the KV cache where an answer leaves it 95 % full"),
-    "--no-auto-reset-kv-cache": ("", "keep it between answers"),
+    "--auto-reset-kv-cache": ("", "from now on empty every model's KV cache that is 95 % full"),
+    "--no-auto-reset-kv-cache": ("", "from now on keep it between answers"),
     "--external-temp-sensor": ("SOURCE", "one more sensor for the throttle"),
 }
 
@@ -179,8 +179,10 @@ def take_options(args: Sequence[str]) -> tuple[Session, list[str]]:
             reset = False
         else:
             rest.append(word)
-    if not rest and (reset is not None or values["--external-temp-sensor"] is not None):
-        rest = ["throttle"]  # what was changed is shown
+    if not rest and reset is not None:  # what was changed is shown
+        rest = ["stats"]
+    elif not rest and values["--external-temp-sensor"] is not None:
+        rest = ["throttle"]
     socket = socket_path(values["--socket"])
     return Session(socket, as_json, reset, values["--external-temp-sensor"]), rest
 

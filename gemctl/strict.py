@@ -9,6 +9,8 @@ from typing import Any
 
 DEPTH = 16  # of objects and arrays inside each other
 DIGITS = 20  # of a whole number
+HALF_PAIR = "half of a surrogate pair in an escape; send whole characters in UTF-8"
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what breaks a line or ends a text
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # matches at every quote: linear
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
@@ -31,6 +33,17 @@ def loads(data: bytes) -> Any:
     if _is_deep(data):
         raise _too_deep()
     return value
+
+
+def has_half_pair(value: Any, data: bytes) -> bool:
+    """Whether a text in `value`, which `data` said, is none: escapes make what UTF-8 cannot say."""
+    if b"\\u" not in data:
+        return False
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _too_deep() -> ValueError:

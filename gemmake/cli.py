@@ -11,20 +11,24 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
-from gemmake.errors import OutputError
+from gemmake.advise_cli import advise
+from gemmake.engine_cli import engine
+from gemmake.errors import OutputError, UsageError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
 from gemmake.options import (
     MEMORY_LAYOUT,
-    REFUSED,
-    CompileOptions,
     Effort,
     Int4Format,
     KvGate,
     KvKeys,
     KvType,
     KvValues,
+    Offload,
+    Profile,
     Quantization,
+    ThrottleMode,
+    asked,
 )
 from gemrun import console
 from gemrun.format.writer import show
@@ -32,14 +36,6 @@ from gemrun.format.writer import show
 PATH = click.Path(path_type=Path)
 GATES = ",".join(f"{name}={value}" for name, value in asdict(KvGate()).items())
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _refuse(name: str) -> Decorator:
-    def callback(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{name}: not supported; {REFUSED[name]}")
-
-    return click.option(name, callback=callback, expose_value=False, hidden=True)
 
 
 def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> KvGate:
@@ -58,7 +54,14 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
 
 
 def _choice(
-    kind: type[Quantization] | type[Effort] | type[Int4Format] | type[KvValues] | type[KvKeys],
+    kind: type[Quantization]
+    | type[Effort]
+    | type[Int4Format]
+    | type[KvValues]
+    | type[KvKeys]
+    | type[Profile]
+    | type[Offload]
+    | type[ThrottleMode],
     name: str,
 ) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
@@ -103,9 +106,17 @@ class Gemmake(Word):
 @click.option("--target", required=True, help="Board: a name in hdf/, or a path to a .toml file.")
 @click.option(
     "--output",
-    required=True,
+    default=None,
     type=PATH,
-    help="Artifact to write; a .memmap listing is written beside it.",
+    help="Artifact to write; a .memmap listing is written beside it.  "
+    "[default: MODEL-TARGET[-BSP].gembin]",
+)
+@click.option(
+    "--bsp-version",
+    default=None,
+    metavar="BSP",
+    help="Version of the board support package, for the default name, as 35.4.1.  [default: the "
+    "target's]",
 )
 @_choice(Quantization, "--quantization")
 @click.option(
@@ -148,18 +159,18 @@ class Gemmake(Word):
     "--kv-cache-size",
     "context",
     type=int,
-    default=1024,
-    show_default=True,
-    help="Tokens the context holds; fixes memory.",
+    default=None,
+    help="Tokens the context holds; fixes memory.  [default: 1024; lite: 512]",
 )
 @click.option(
     "--prefill-chunk",
     "chunk",
     type=int,
-    default=128,
-    show_default=True,
-    help="Tokens of one prefill step; fixes scratch memory.",
+    default=None,
+    help="Tokens of one prefill step; fixes scratch memory.  [default: 128; lite: 32]",
 )
+@_choice(Profile, "--profile")
+@_choice(Offload, "--offload")
 @click.option(
     "--reserve",
     "reserve_mib",
@@ -193,6 +204,13 @@ class Gemmake(Word):
     type=float,
     default=None,
     help="°C at which throttling starts; stored in the artifact.",
+)
+@_choice(ThrottleMode, "--throttle-mode")
+@click.option(
+    "--power-mode",
+    default=None,
+    help="Power mode of the target that speed is predicted for (default: the target's; see "
+    "gemmake hdf list); changes no byte.",
 )
 @click.option(
     "--config",
@@ -246,16 +264,16 @@ class Gemmake(Word):
 )
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
-@_refuse("--throttle-mode")
-@_refuse("--profile")
 @click.version_option(__version__, prog_name="gemmake")
-def main(debug: bool, **options: Any) -> None:
+def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
 
     \b
     gemmake keygen --output NAME          make a pair of keys, NAME.key and NAME.pub
     gemmake sign FILE --key NAME.key      sign an artifact
     gemmake hdf --help                    the boards that --target takes: list, show, check
+    gemmake advise --target BOARD MODEL.. which models fit a board and a task, and why not
+    gemmake engine --help                 the engine for other machines
 
     A file is replaced only by one of its own kind: an OUTPUT that is no artifact, and an
     OUTPUT.partial, .memmap or .PASS.json that gemmake did not write, end the command before it
@@ -263,11 +281,17 @@ def main(debug: bool, **options: Any) -> None:
     6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
     with command("gemmake", debug):
+        from gemmake.naming import default_output
         from gemmake.pipeline import compile_model
         from gemmake.progress import shown
         from gemmake.report import render_result
 
-        request = CompileOptions(**options)
+        if options["output"] is None:
+            model, target = options["model"], options["target"]
+            options["output"] = default_output(model, target, bsp_version)
+        elif bsp_version is not None:
+            raise UsageError("--bsp-version: is for the default name; leave out --output, or it")
+        request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
         click.echo(render_result(result))
@@ -302,7 +326,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
         click.echo(signing.sign(artifact, key, output).line())
 
 
-Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf)
+Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise, engine=engine)
 
 if __name__ == "__main__":
     main()

@@ -45,6 +45,10 @@ class Engine:
         """Token ids of a text, without bos, control tokens taken as text."""
         return self._context.tokenize(text)
 
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The exact bytes of ids."""
+        return self._context.detokenize_bytes(ids)
+
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a raw prompt, as a run begins with them."""
         return self._context.tokenize(text, bos=True, control=True)

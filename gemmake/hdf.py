@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gemmake.errors import TargetError
+from gemmake.errors import TargetError, UsageError
 from gemmake.files import read_small
 from gemrun.toml_lines import has, line_of
 
@@ -39,6 +39,7 @@ MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
 MAX_BYTES = 1 << 20  # of one file
 MAX_NESTING = 8  # tables and lists in one another
 NAME_BYTES = 16  # room for a target's name in the artifact's header
+BSP_PATTERN = r"^[0-9A-Za-z][0-9A-Za-z._+-]{0,31}$"  # version of a board support package
 MIB = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 MERGE_KEYS = ("id", "label", "field")  # arrays of tables merge by the first that an entry has
@@ -242,6 +243,7 @@ class Hdf(_Table):
     hdf_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=NAME_BYTES)]
     board: Text  # short name for messages, e.g. orin-nano
+    bsp_version: Annotated[str, Field(pattern=BSP_PATTERN)] | None = None  # as 35.4.1
     compatible: tuple[Text, ...] = ()  # /proc/device-tree/compatible, most specific first
     target: Target
     cpu: Cpu
@@ -270,6 +272,17 @@ class Hdf(_Table):
     def default_mode(self) -> PowerMode | None:
         """The power mode that predictions are made for, if the board has modes."""
         return next((mode for mode in self.power_mode if mode.default), None)
+
+    def mode(self, name: str | None) -> PowerMode | None:
+        """The power mode of a name, without a name the default one. Raises UsageError."""
+        if name is None:
+            return self.default_mode
+        found = next((mode for mode in self.power_mode if mode.id == name), None)
+        if found is None:
+            known = ", ".join(f"{m.id}{' (default)' if m.default else ''}" for m in self.power_mode)
+            use = f"use one of {known}" if known else "it has none, leave the option out"
+            raise UsageError(f"--power-mode {name}: no power mode of {self.id}; {use}")
+        return found
 
     @property
     def arch(self) -> str:
@@ -306,6 +319,11 @@ class Hdf(_Table):
     def unverified(self) -> tuple[str, ...]:
         """Fields whose value nobody has checked against its source, ascending."""
         return tuple(sorted(entry.field for entry in self.source if not entry.verified))
+
+    def origin(self, path: str) -> Source | None:
+        """The narrowest source that covers a value, such as `power_mode[25W].mem_peak_gbps`."""
+        own = [entry for entry in self.source if _covers(entry.field, path)]
+        return max(own, key=lambda entry: len(entry.field), default=None)
 
     def unsourced(self) -> tuple[str, ...]:
         """Numeric fields that no source covers, ascending; policy needs none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from gemmake.errors import UsageError
 from gemrun.format.writer import show
@@ -51,6 +52,19 @@ class Effort(str, Enum):
     FAST = "fast"
 
 
+class ThrottleMode(str, Enum):
+    """What an engine that is told the temperature does: rungs from the threshold up; with
+    performance from the kernel's trip, aggressive from the board's continuous limit and two at a
+    time, conservative with half the time and threads from the start, silent less and from 10 °C
+    below."""
+
+    BALANCED = "balanced"
+    PERFORMANCE = "performance"
+    AGGRESSIVE = "aggressive"
+    CONSERVATIVE = "conservative"
+    SILENT = "silent"
+
+
 class Int4Format(str, Enum):
     """q4h: 8-bit scale and fractional zero point; q4raw: 16-bit scale, zero point 8, which imports
     such lattices exactly."""
@@ -59,12 +73,29 @@ class Int4Format(str, Enum):
     Q4RAW = "q4raw"
 
 
-#: The options of DESIGN section 5 that do not work yet, each with the reason it is refused.
-#: The list may only shrink; tests/unit/test_gemmake_options.py holds a copy.
-REFUSED: dict[str, str] = {
-    "--throttle-mode": "throttling needs the control daemon, which is not part of this version",
-    "--profile": "memory profiles are not part of this version",
-}
+class Profile(str, Enum):
+    """lite: for devices of 256 MB: a short context and prefill step unless they are named, an int8
+    KV cache, and of head and embedding the high plane in memory, the low one read by rows."""
+
+    STANDARD = "standard"
+    LITE = "lite"
+
+
+class Offload(str, Enum):
+    """Weights that do not stay in memory: rows: embedding and low plane of the head, read by rows;
+    ffn: these, and feed-forward blocks, streamed for every token; all: every matrix; auto: no more
+    than the budget asks for, where the target's storage is described."""
+
+    AUTO = "auto"
+    NONE = "none"
+    ROWS = "rows"
+    FFN = "ffn"
+    ALL = "all"
+
+
+#: Tokens of context and of a prefill step where the command names none.
+CONTEXT = {Profile.STANDARD: 1024, Profile.LITE: 512}
+CHUNK = {Profile.STANDARD: 128, Profile.LITE: 32}
 
 MEMORY_LAYOUT = "compile-time-deterministic"
 MIN_CONTEXT = 2  # a prompt and an answer, one token each
@@ -93,8 +124,8 @@ class CompileOptions:
 
     `context` is the compiled KV cache size in tokens, `chunk` the tokens of a prefill step,
     `run_threads` the thread count that the memory total is stated for (None: from the target).
-    `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine)
-    and everything about output never change a byte.
+    `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine),
+    `power_mode` and everything about output never change a byte.
     """
 
     model: Path
@@ -106,10 +137,14 @@ class CompileOptions:
     kv_keys: KvKeys = KvKeys.INT8
     context: int = 1024
     chunk: int = 128
+    profile: Profile = Profile.STANDARD
+    offload: Offload = Offload.AUTO
     reserve_mib: int | None = None  # left to everything else; None: the target's policy
     ram_fraction: float | None = None  # of memory that a model may take; None: likewise
     run_threads: int | None = None
     temperature_threshold: float | None = None
+    throttle_mode: ThrottleMode = ThrottleMode.BALANCED
+    power_mode: str | None = None  # that speed is predicted for; None: the target's default
     config: Path | None = None
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
@@ -135,6 +170,11 @@ class CompileOptions:
             _within("--reserve", self.reserve_mib, 0, MAX_RESERVE, "MiB")
         if self.ram_fraction is not None:
             _within("--ram-fraction", self.ram_fraction, 0.01, 1, "of the memory")
+        if self.profile is Profile.LITE and self.kv_type is KvType.DENSE:
+            raise UsageError(
+                "--profile lite: has a KV cache of 8 bits; use --kv-cache-type int8 or "
+                "dynamic-sparse"
+            )
         for option, given in (
             ("--statistics", self.statistics),
             ("--save-statistics", self.save_statistics),
@@ -188,6 +228,13 @@ class CompileOptions:
         return values + (("keys",) if self.kv_keys is KvKeys.INT4 else ())
 
     @property
+    def offloaded(self) -> Offload:
+        """What does not stay in memory whatever the budget is."""
+        if self.offload is not Offload.AUTO:
+            return self.offload
+        return Offload.ROWS if self.profile is Profile.LITE else Offload.NONE
+
+    @property
     def judged(self) -> bool:
         """Whether something about KV heads is decided on the finished weights."""
         return self.sparse or bool(self.narrow)
@@ -205,13 +252,18 @@ class CompileOptions:
         }
         narrow: dict[str, object] = {f"kv_{part}": "int4" for part in self.narrow}
         memory: dict[str, object] = {
+            "profile": self.profile.value,
+            "offload": self.offload.value,
             "reserve_mib": self.reserve_mib,
             "ram_fraction": self.ram_fraction,
         }
+        usual: dict[str, object] = {
+            "profile": Profile.STANDARD.value, "offload": Offload.AUTO.value
+        }  # fmt: skip
         return (
             (judged if self.judged else {})
             | narrow
-            | {k: v for k, v in memory.items() if v is not None}
+            | {k: v for k, v in memory.items() if v not in (None, usual.get(k))}
             | {
                 "chunk": self.chunk,
                 "context": self.context,
@@ -222,12 +274,14 @@ class CompileOptions:
                 "quantization": self.quantization.value,
                 "run_threads": self.run_threads,
                 "temperature_threshold": self.temperature_threshold,
+                "throttle_mode": self.throttle_mode.value,
             }
         )
 
     def command(self) -> str:
         """The command of these options, to copy: what is not as usual."""
-        usual = CompileOptions(model=self.model, target=self.target, output=self.output)
+        usual = asked(self.profile, model=self.model, target=self.target, output=self.output)
+        usual = replace(usual, profile=Profile.STANDARD)
         words = ["gemmake"]
         for option, field in COMMAND:
             value = getattr(self, field)
@@ -236,14 +290,27 @@ class CompileOptions:
         return shlex.join(words)
 
 
+def asked(
+    profile: Profile, context: int | None = None, chunk: int | None = None, **others: Any
+) -> CompileOptions:
+    """Options whose context and prefill step are the profile's where none is named."""
+    context = CONTEXT[profile] if context is None else context
+    chunk = CHUNK[profile] if chunk is None else chunk
+    return CompileOptions(profile=profile, context=context, chunk=chunk, **others)
+
+
 #: The options that `CompileOptions.command` repeats, and their fields.
 COMMAND = (
     ("--model", "model"), ("--config", "config"), ("--target", "target"),
-    ("--quantization", "quantization"), ("--int4-format", "int4_format"), ("--effort", "effort"),
+    ("--profile", "profile"), ("--quantization", "quantization"),
+    ("--int4-format", "int4_format"), ("--effort", "effort"),
     ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-keys", "kv_keys"),
     ("--kv-cache-size", "context"), ("--prefill-chunk", "chunk"), ("--run-threads", "run_threads"),
+    ("--offload", "offload"),
     ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
-    ("--temperature-threshold", "temperature_threshold"), ("--calibration", "calibration"),
+    ("--temperature-threshold", "temperature_threshold"), ("--throttle-mode", "throttle_mode"),
+    ("--power-mode", "power_mode"),
+    ("--calibration", "calibration"),
     ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),
     ("--kv-gate", "kv_gate"), ("--statistics", "statistics"), ("--pin-prompt", "pin_prompt"),
     ("--pin-system", "pin_system"), ("--save-statistics", "save_statistics"),

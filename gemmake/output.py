@@ -251,13 +251,15 @@ def describe(state: State, tallies: Mapping[str, Tally]) -> dict[str, object]:
             "threshold_c": state.thermal.threshold_c,
             "hysteresis_c": state.thermal.hysteresis_c,
             "device_max_c": state.thermal.device_max_c,
+            "throttle_mode": state.options.throttle_mode.value,
+            "engage_c": state.ladder.engage_c if state.ladder else 0.0,
         },
         "tensors": [_tensor(t, tallies) for t in state.stream.tensors],
         "buffers": [asdict(buffer) for buffer in state.buffers],
         "rings": [
             {"offset": r.kv_offset, "size": r.kv_size, "group": r.kv_group} for r in state.layers
         ],
-        "placements": [f"{p.layer}: {p.engine} ({p.reason})" for p in state.placements],
+        "placements": [f"{p.layer} {p.op}: {p.engine} ({p.reason})" for p in state.placements],
         "tokn_bytes": len(state.tokn),
         "tmpl_bytes": len(state.tmpl or b""),
         "rope_bytes": len(state.ropes),

@@ -180,7 +180,7 @@ def run(
     from gemrun.context import Config, GemRunContext
 
     reporter = reporter or Silent()
-    config: Config = {"kv_cache_size": length}
+    config: Config = {"kv_cache_size": length, "allow_foreign_board": True}
     if threads is not None:
         config["threads"] = threads
     with GemRunContext(artifact, **config) as context:

@@ -30,6 +30,7 @@ from gemmake.passes.tokens import compile_tokenizer, tokenizer_notes
 from gemmake.progress import Reporter, Silent
 from gemmake.report import log_lines
 from gemmake.state import State
+from gemrun.format import spec
 
 Pass = Callable[[State], State]
 
@@ -61,9 +62,10 @@ def chat_template(state: State) -> State:
 
 
 def thermal_policy(state: State) -> State:
-    """The throttle temperature, from the option or the target."""
-    threshold = state.options.temperature_threshold
-    return replace(state, thermal=thermal.policy(state.hdf, threshold))
+    """The throttle temperature, from the option or the target, and the ladder above it."""
+    threshold, mode = state.options.temperature_threshold, state.options.throttle_mode
+    ladder = thermal.ladder(state.hdf, threshold, spec.Mode[mode.name])
+    return replace(state, thermal=thermal.policy(state.hdf, threshold), ladder=ladder)
 
 
 def place_layers(state: State) -> State:
@@ -74,8 +76,7 @@ def place_layers(state: State) -> State:
 
 def budget(state: State) -> State:
     """Refuse what the target cannot hold; one without a memory table leaves it to the device."""
-    planning.within_budget(state)
-    return state
+    return planning.within_budget(state)
 
 
 #: The passes before the weights, in order. `--dump-after` takes these names and those below.
@@ -127,6 +128,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     pin_text = pinning.text_of(options)
     hdf = with_policy(load_hdf(options.target), options.reserve_mib, options.ram_fraction)
     compilable(hdf)
+    hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):
         model = load_checkpoint(options.model, options.config)

@@ -9,8 +9,16 @@ from gemmake import __version__
 from gemmake.emit import Tally
 from gemmake.kvmask.budgets import budgets_for
 from gemmake.model import RopeSpec
-from gemmake.options import CompileOptions, KvType, Quantization
-from gemmake.passes import layout, memplan, place, quant, vectors
+from gemmake.options import (
+    CHUNK,
+    CONTEXT,
+    CompileOptions,
+    KvType,
+    Offload,
+    Profile,
+    Quantization,
+)
+from gemmake.passes import layout, memplan, offload, place, quant, vectors
 from gemmake.passes.budget import Memory, Remedy, check_budget
 from gemmake.state import State
 from gemrun.format import assemble, manifest, pins, spec, writer
@@ -39,10 +47,15 @@ def lay_out(state: State) -> State:
     return replace(
         state,
         stream=stream,
+        cold=offload.records(conf, stream, _extent(stream, options)),
         conf=conf,
         layers=layout.plan_layers(model, options, stream, conf, state.kv_groups),
         ropes=assemble.rope_section(tables),
     )
+
+
+def _extent(stream: layout.Stream, options: CompileOptions) -> offload.Extent:
+    return offload.extent_of(options.offloaded, offload.layers_of(stream))
 
 
 def _rope_bytes(rope: RopeSpec, positions: int) -> bytes:
@@ -88,6 +101,7 @@ def records_of(
         tokn=state.tokn,
         tmpl=state.tmpl,
         thermal=state.thermal,
+        ladder=state.ladder,
         tests=writer.blank_tests(tests),
         hdf=state.hdf.canonical_json(),
         hdf_sha256=state.hdf.sha256(),
@@ -97,6 +111,7 @@ def records_of(
         isa=int(ISA.get(state.hdf.target.arch, spec.Isa.ANY)),
         ram_budget=state.hdf.budget_bytes(),
         pin=pins.blank(state.conf, layers, units, state.pinned.ids) if state.pinned else b"",
+        cold=state.cold,
     )
 
 
@@ -143,15 +158,41 @@ def memory_of(state: State) -> Memory:
     return Memory(ram.weights, ram.tables, ram.arena, ram.kv, ram.engine, ram.stacks)
 
 
-def within_budget(state: State, decided: bool = False) -> None:
-    """BudgetError where the target cannot hold it; until it is decided what KV heads keep, where it
-    could not at best."""
+def within_budget(state: State, decided: bool = False) -> State:
+    """The state, with as few weights in memory as the target asks for and `--offload auto` allows.
+    BudgetError where the target cannot hold it; until it is decided what KV heads keep, where it
+    could not at best.
+    """
     if state.hdf.memory is None:
-        return
+        return state
     memory = memory_of(state if decided else least(state))
     granted = state.hdf.budget_bytes()
-    fits = memory.total <= granted
-    check_budget(memory, granted, state.hdf.id, () if fits else remedies(state))
+    if memory.total <= granted:
+        return state
+    if not decided:
+        for smaller in _offloaded(state):
+            if memory_of(least(smaller)).total <= granted:
+                return smaller
+    check_budget(memory, granted, state.hdf.id, remedies(state))
+    return state
+
+
+def _offloaded(state: State) -> Iterator[State]:
+    """The state with ever more weights out of memory, where gemmake is to choose and knows what
+    that costs: the target's storage is described."""
+    if state.options.offload is Offload.AUTO and state.hdf.storage is not None:
+        for cold in offload.choices(state.conf, state.stream, state.options.offloaded):
+            yield replace(state, cold=cold)
+
+
+def offload_lines(state: State) -> list[str]:
+    """What weights cost that do not stay in memory, if there are any or were to be."""
+    if not state.cold:
+        none = state.options.offloaded is Offload.NONE
+        return [] if none else ["offload: all weights stay in memory: nothing is gained otherwise"]
+    storage = state.hdf.storage
+    told = (storage.kind, storage.seq_read_mbps) if storage else None
+    return offload.lines(offload.cost(state.conf, state.stream, state.cold), told, state.conf.chunk)
 
 
 def least(state: State) -> State:
@@ -188,23 +229,43 @@ def remedies(state: State) -> list[Remedy]:
 
 
 def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
-    return Remedy(name, _total(state, options), options.command())
+    streams = options.offloaded in (Offload.FFN, Offload.ALL)
+    return Remedy(name, _total(state, options), options.command(), options.context, streams)
 
 
 def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:
     """Options that lower the total, each with the others as they are: the prefill step, the KV
-    cache, the weights, the context."""
+    cache, what of the head stays in memory, the weights, the profile, the context, the storage."""
     options = state.options
     if options.chunk > SMALL_CHUNK:
         yield f"--prefill-chunk {SMALL_CHUNK}", replace(options, chunk=SMALL_CHUNK)
     if options.kv_type is KvType.DENSE:
         yield "--kv-cache-type int8", replace(options, kv_type=KvType.INT8)
+    if options.offloaded is Offload.NONE:
+        yield "--offload rows", replace(options, offload=Offload.ROWS)
     if options.quantization is not Quantization.INT4:
         yield "--quantization int4", replace(options, quantization=Quantization.INT4)
+    if options.profile is Profile.STANDARD:
+        yield "--profile lite", _lite(state)
     context = options.context // 2
     while context >= _shortest(state):
         yield f"--kv-cache-size {context}", replace(options, context=context)
         context //= 2
+    for level in (Offload.FFN, Offload.ALL):
+        if options.offload is not Offload.ALL and options.offload is not level:
+            yield f"--offload {level.value}", replace(options, offload=level)
+
+
+def _lite(state: State) -> CompileOptions:
+    """The options with the lite profile, where nothing is named that it sets."""
+    options = state.options
+    return replace(
+        options,
+        profile=Profile.LITE,
+        context=max(min(options.context, CONTEXT[Profile.LITE]), _shortest(state)),
+        chunk=min(options.chunk, CHUNK[Profile.LITE]),
+        kv_type=KvType.INT8 if options.kv_type is KvType.DENSE else options.kv_type,
+    )
 
 
 def _shortest(state: State) -> int:
@@ -218,9 +279,11 @@ def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
         context //= 2
     return replace(
         options,
+        profile=Profile.LITE,
         chunk=min(options.chunk, SMALL_CHUNK),
         kv_type=KvType.INT8 if options.kv_type is KvType.DENSE else options.kv_type,
         quantization=Quantization.INT4,
+        offload=Offload.ALL,
         context=context,
     )
 

@@ -7,11 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gemmake import predictions
 from gemmake.hdf import show
 from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
 from gemmake.passes import layout, place
 from gemmake.pinning import lines_of as pin_lines
+from gemmake.planning import offload_lines
 from gemmake.state import State
 from gemrun.format import spec
 
@@ -40,6 +42,9 @@ def log_lines(state: State) -> Iterator[str]:
             f"{g} in {sum(la.kv_group == g for la in state.layers)} layers" for g in sorted(groups)
         ]
         yield f"KV cache in int8, {how} groups of {', '.join(counts)}"
+    offered = place.accelerators(state.hdf)
+    yield from place.op_lines(state.model.spec, state.placements, offered)
+    yield from predictions.log_lines(state)
 
 
 def render_result(result: CompileResult) -> str:
@@ -49,7 +54,9 @@ def render_result(result: CompileResult) -> str:
     lines.append("memory of a run:")
     lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
+    lines += offload_lines(result.state)
     lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
+    lines += predictions.report_lines(result.state)
     lines += [f"note: {note}" for note in result.state.notes]
     lines.append(f"time: {_phases(result.phases)}")
     lines.append(

@@ -37,7 +37,9 @@ class State:
     tmpl: bytes | None = field(default=None, repr=False)  # TMPL section; None: no chat mode
     ropes: bytes = field(default=b"", repr=False)  # ROPE section
     thermal: spec.Thermal = field(default_factory=spec.Thermal)
+    ladder: spec.Ladder | None = None  # what a program does that is told the temperature
     stream: Stream = field(default_factory=lambda: Stream((), (), 0))
+    cold: tuple[spec.Cold, ...] = ()  # weights that do not stay in memory
     conf: spec.Conf = field(default_factory=spec.Conf)
     layers: tuple[spec.Layer, ...] = ()
     buffers: tuple[Buffer, ...] = ()

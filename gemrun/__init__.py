@@ -14,29 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemrun.batch import Answer, Batch
-    from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Tokens
-    from gemrun.errors import GemRunError
+    from gemrun.context import GemRunContext, Info, Region, Snapshot, Stats, Stream, Thermal, Tokens
+    from gemrun.errors import BoardWarning, GemRunError, MemoryLockWarning
     from gemrun.handle import GemRunHandle, HandleStats, ReplaceTimes
 
 __version__ = "0.1.0"
 _PLACES = {
     **dict.fromkeys(("GemRunHandle", "HandleStats", "ReplaceTimes"), "handle"),
     **dict.fromkeys(("Answer", "Batch"), "batch"),
-    "GemRunError": "errors",
+    **dict.fromkeys(("BoardWarning", "GemRunError", "MemoryLockWarning"), "errors"),
 }
 __all__ = [
     "Answer",
     "Batch",
+    "BoardWarning",
     "GemRunContext",
     "GemRunError",
     "GemRunHandle",
     "HandleStats",
     "Info",
+    "MemoryLockWarning",
     "Region",
     "ReplaceTimes",
     "Snapshot",
     "Stats",
     "Stream",
+    "Thermal",
     "Tokens",
 ]
 

@@ -2,9 +2,9 @@
 
 `ffibuilder` describes the module, `emit(path)` writes its C source for CMake, which compiles it.
 
-The declarations are those of gemrun.h, gemrun_control.h and gemrun_session.h, and the few internal
-ones of gr_hooks.h and gs_*.h that gemmake calls for calibration, test vectors and a pinned prompt;
-all are read from the headers, so they cannot drift.
+The declarations are those of the public headers (HEADERS), and the few internal ones (INTERNAL)
+that gemmake calls for calibration, test vectors and a pinned prompt; all are read from the headers,
+so they cannot drift.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import cffi
 
 MODULE = "gemrun._engine"
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-HEADERS = ("gemrun.h", "gemrun_control.h", "gemrun_session.h", "gemrun_batch.h")
+HEADERS = (
+    "gemrun.h",
+    "gemrun_control.h",
+    "gemrun_session.h",
+    "gemrun_batch.h",
+    "gemrun_thermal.h",
+    "gemrun_board.h",
+)
 
 INTERNAL = ("gr_hooks.h", "gs_pin.h", "gs_probe.h", "gs_values.h")
 

@@ -43,6 +43,7 @@ class Options:
     kv_cache_size: int | None = None
     depths: tuple[int, ...] | None = None  # None: 0, 1/4, 1/2 and 3/4 of the context; (): none
     chat: bool = False
+    allow_foreign_board: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def measure(options: Options, listener: Listener) -> Report:
         settings["kernel"] = options.kernel
     if options.head:
         settings["head"] = options.head
+    if options.allow_foreign_board:
+        settings["allow_foreign_board"] = True
     before = time.monotonic_ns()
     with GemRunContext(options.model, **settings) as context:
         open_ms = (time.monotonic_ns() - before) / NS_PER_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import NoReturn
 
 import click
@@ -10,7 +11,7 @@ import click
 from gemrun import __version__, console
 from gemrun.bench import Options, exit_code, measure
 from gemrun.bench_report import Lines, as_json
-from gemrun.errors import GemRunError
+from gemrun.errors import BoardWarning, GemRunError
 from gemrun.progress import Progress
 
 
@@ -18,6 +19,18 @@ def _fail(text: str, code: int) -> NoReturn:
     """One sentence on stderr, exit code by class."""
     console.say(f"gembench: {text}")
     raise click.exceptions.Exit(code)
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    """As warnings.showwarning, in the command's own words."""
+    console.say(f"gembench: warning: {message}")
 
 
 def _depths(
@@ -75,6 +88,9 @@ def _depths(
     "of the context, as far as a minute allows]",
 )
 @click.option("--chat", is_flag=True, help="The prompt is a user's message: use the template.")
+@click.option(
+    "--allow-foreign-board", is_flag=True, help="Measure it although built for another known board."
+)
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object instead of lines.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 @click.version_option(__version__, prog_name="gembench")
@@ -88,7 +104,10 @@ def main(as_object: bool, debug: bool, **options: object) -> None:
         sys.stdout.reconfigure(errors="replace")
     lines = Lines(None if as_object else click.echo, Progress(sys.stderr, tool="gembench"))
     try:
-        report = measure(Options(**options), lines)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", BoardWarning)
+            warnings.showwarning = _warn
+            report = measure(Options(**options), lines)  # type: ignore[arg-type]
     except (GemRunError, OSError) as error:
         if debug:
             raise

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import os
 import queue
+import resource
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from array import array
@@ -21,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, 
 
 from gemrun import arguments
 from gemrun._engine import ffi, lib
-from gemrun.errors import BusyError, CallError, ClosedError, error_of
+from gemrun.errors import (
+    BoardWarning,
+    BusyError,
+    CallError,
+    ClosedError,
+    MemoryLockWarning,
+    error_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,7 +60,7 @@ class Config(TypedDict, total=False):
     weights_check: bool  # compare the weights' checksum too
     allow_foreign_board: bool
     ignore_memory: bool
-    lock_memory: bool
+    lock_memory: bool  # keep all from being paged out; MemoryLockWarning where the limit is too low
     kernel: str
     head: str  # "full"; "two-plane": less is read, equal tokens, top_k to 64; default: greedy only
 
@@ -136,6 +145,26 @@ class Region:
     name: str
     address: int
     size: int
+
+
+THROTTLE_MODES = ("balanced", "performance", "aggressive", "conservative", "silent")
+
+
+@dataclass(frozen=True)
+class Thermal:
+    """What is in force of the artifact's thermal policy (gemrun_thermal_state)."""
+
+    told: bool  # a temperature is known; without one nothing is paced
+    mode: str  # one of THROTTLE_MODES, as compiled
+    level: int  # rung in force, from 0
+    levels: int
+    duty: float  # share of the time that steps may take
+    threads: int  # at most
+    chunk: int  # tokens of a prefill step, at most
+    fault: bool  # the sensor is not believed
+    celsius: float | None  # the last temperature that a board may have
+    engage_c: float | None  # None: the artifact knows no limit
+    release_c: float | None
 
 
 class Tokens(Sequence[int]):
@@ -382,6 +411,18 @@ class _Runner(ABC):
         """Do it in the engine, on the thread that calls; `run` can end it from another."""
 
 
+def _warn_unlocked(name: str, stats: Stats) -> None:
+    """Tell of memory that was to be locked and is not."""
+    wanted = stats.ram_total - stats.ram_stacks
+    if wanted - stats.locked_bytes < 4096:  # the file's last page is not whole
+        return
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    told = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
+    what = f"{name}: {stats.locked_bytes} of {wanted} bytes are locked, RLIMIT_MEMLOCK is {told}"
+    remedy = "raise it with ulimit -l unlimited, or LimitMEMLOCK= in a unit"
+    warnings.warn(f"{what}; {remedy}", MemoryLockWarning, stacklevel=3)
+
+
 class GemRunContext(_Runner):
     """An open artifact.
 
@@ -396,8 +437,15 @@ class GemRunContext(_Runner):
         c_path = arguments.path("path", path)
         c_config, _keep = _config("GemRunContext", config)
         out = ffi.new("gemrun_context_t **")
-        _check(lib.gemrun_open(out, c_path, c_config))
-        self._begin(_Engine(out[0]))
+        _opened(lib.gemrun_open(out, c_path, c_config), c_path)
+        engine = _Engine(out[0])
+        if not c_config.allow_foreign_board:
+            _check_board(engine.pointer, c_path)
+        if not c_config.ignore_memory:
+            _check(lib.gemrun_stream(engine.pointer))
+        self._begin(engine)
+        if config.get("lock_memory"):
+            _warn_unlocked(self.info.name, self.stats())
 
     def _begin(self, engine: _Engine) -> None:
         self._handle = _Handle(engine)
@@ -427,6 +475,7 @@ class GemRunContext(_Runner):
             question = _Question(pointer, asked)
             question.c.on_text = lib.gemrun_py_text
             question.c.user = handle
+            question.pace()
             if run.stopped:
                 return Tokens((), "", _stats(pointer))
             self._handle.running = run
@@ -578,6 +627,22 @@ class GemRunContext(_Runner):
             arguments.wrong_type("snapshot", snapshot, "what snapshot() returned")
         with _Call(self._handle) as pointer:
             return _check(lib.gemrun_snapshot_back(pointer, snapshot.memory, snapshot.size))
+
+    # ---- temperature ----
+    def set_temperature(self, celsius: float) -> None:
+        """Tell the chip's temperature as often as it is read, from any thread, also during a run:
+        `infer`, `stream` and `chat` keep to the artifact's thermal policy from then on. No answer
+        depends on it, only the time that one takes."""
+        value = arguments.real("celsius", celsius)
+        engine = self._handle.living()
+        _check(lib.gemrun_set_temperature(engine.pointer, value))
+
+    def thermal(self) -> Thermal:
+        """What is in force now; waits for a running call."""
+        c = ffi.new("gemrun_thermal_state *", {"size": ffi.sizeof("gemrun_thermal_state")})
+        with _Call(self._handle) as pointer:
+            _check(lib.gemrun_get_thermal(pointer, c))
+        return _thermal_of(c)
 
     # ---- facts ----
     def stats(self) -> Stats:
@@ -740,6 +805,11 @@ class _Question:
             arguments.wrong_value("max_tokens", room, f"at most {MOST_SLID} with on_full='slide'")
         self._ids = ffi.new("int32_t[]", room)
 
+    def pace(self) -> None:
+        """Keep to the artifact's thermal policy, should a temperature be told."""
+        self._pacer = ffi.new("gemrun_pacer *")
+        self.c[0] = lib.gemrun_paced(self._pointer, self._pacer, self.c)
+
     def ask(self) -> int:
         """Run it; the number of tokens, or a negative status."""
         if self._asked.messages is None:
@@ -772,6 +842,24 @@ def _check(status: int) -> int:
     if status < 0:
         raise error_of(status, ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace"))
     return int(status)
+
+
+def _opened(status: int, path: bytes) -> None:
+    """As _check, of an open: where memory is short it says whose."""
+    if status >= 0:
+        return
+    sentence = ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace")
+    more = ffi.new("char[256]")
+    lib.gemrun_explain_memory(status, path, ffi.NULL, more, 256)
+    raise error_of(status, sentence + ffi.string(more).decode("utf-8", "replace"))
+
+
+def _check_board(pointer: Any, path: bytes) -> None:
+    """Raises ForeignBoardError on another known board; a BoardWarning on one that is not known."""
+    found = _check(lib.gemrun_check_board(pointer, path, ffi.NULL))
+    if found > 0:
+        sentence = ffi.string(lib.gemrun_last_error()).decode("utf-8", "replace")
+        warnings.warn(sentence, BoardWarning, stacklevel=3)
 
 
 def _checked(
@@ -812,6 +900,22 @@ def _stats_of(c: Any) -> Stats:
     values = {name: getattr(c, name) for name in Stats.__annotations__}
     values["finish"] = FINISH_REASONS[c.finish]
     return Stats(**values)
+
+
+def _thermal_of(c: Any) -> Thermal:
+    return Thermal(
+        told=bool(c.told),
+        mode=THROTTLE_MODES[c.mode],
+        level=c.level,
+        levels=c.levels,
+        duty=c.duty / 1000,
+        threads=c.threads,
+        chunk=c.chunk,
+        fault=bool(c.fault),
+        celsius=c.celsius if c.celsius != 0 else None,
+        engage_c=c.engage_c or None,
+        release_c=c.release_c or None,
+    )
 
 
 def _c_info(pointer: Any) -> Any:

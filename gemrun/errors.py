@@ -11,9 +11,12 @@ GemRunError                     base: code and one sentence
 +-- ArtifactError               the file: damaged, foreign or too new
 +-- MachineError                the machine: a mapping or thread was refused
 |   +-- NotEnoughMemoryError    less memory available than the artifact declares
+|   +-- ForeignBoardError       the artifact was built for another board
 +-- RunError                    the run
     +-- TestVectorError         a stored test vector gave another answer
     +-- NonFiniteError          NaN or infinity in activations or logits
+
+MemoryLockWarning is no error: `lock_memory` could not lock all of it.
 """
 
 from __future__ import annotations
@@ -67,6 +70,14 @@ class NotEnoughMemoryError(MachineError):
     """Less memory is available than the artifact declares."""
 
 
+class ForeignBoardError(MachineError):
+    """The artifact was built for another board that is known."""
+
+
+class BoardWarning(UserWarning):
+    """The artifact was built for a board, and this machine is none that is known."""
+
+
 class RunError(GemRunError):
     """The run itself failed."""
 
@@ -81,6 +92,10 @@ class NonFiniteError(RunError):
     """NaN or infinity in activations or logits."""
 
 
+class MemoryLockWarning(RuntimeWarning):
+    """Less memory is locked than was asked for: pages may be taken away, and read again."""
+
+
 _BY_CODE: dict[int, type[GemRunError]] = {
     -2: BusyError,
     -3: PromptError,
@@ -88,6 +103,7 @@ _BY_CODE: dict[int, type[GemRunError]] = {
     -5: NoChatError,
     -11: ContextFullError,
     -70: NotEnoughMemoryError,
+    -72: ForeignBoardError,
     -80: TestVectorError,
     -90: NonFiniteError,
 }

@@ -20,6 +20,7 @@ from gemrun._engine import ffi, lib
 from gemrun.context import (
     Config,
     Stats,
+    Thermal,
     Tokens,
     _Asked,
     _check,
@@ -30,6 +31,7 @@ from gemrun.context import (
     _Run,
     _Runner,
     _stats_of,
+    _thermal_of,
     _work,
 )
 from gemrun.errors import ClosedError
@@ -197,6 +199,20 @@ class GemRunHandle(_Runner):
     def cancel(self) -> None:
         """End the running generation at its next token, also one that a pace holds."""
         self._handle.end()
+
+    def set_temperature(self, celsius: float) -> None:
+        """Tell the chip's temperature as often as it is read: requests keep to the artifact's
+        thermal policy. While a daemon is attached, its pace takes the place of that."""
+        value = arguments.real("celsius", celsius)
+        with self._handle.call() as pointer:
+            _check(lib.gemrun_handle_set_temperature(pointer, value))
+
+    def thermal(self) -> Thermal:
+        """What is in force now."""
+        c = ffi.new("gemrun_thermal_state *", {"size": ffi.sizeof("gemrun_thermal_state")})
+        with self._handle.call() as pointer:
+            _check(lib.gemrun_handle_get_thermal(pointer, c))
+        return _thermal_of(c)
 
     # ---- one request ----
     def _ask(self, asked: _Asked) -> Tokens:

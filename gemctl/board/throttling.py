@@ -26,6 +26,7 @@ from gemctl.core import predict
 from gemctl.core import throttle as core
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
+from gemctl.serve.hot import Unloading
 from gemctl.serve.models import Models, Pace
 from gemctl.show.metrics import Metrics
 from gemctl.store.state import Brief, State, ThrottleState, with_throttle
@@ -60,6 +61,7 @@ class Throttle:
         self.power = power
         self.powerd = powerd
         self.clock = clock
+        self.unloading = Unloading(models)
         self.decision: core.Decision | None = None
         self.reading: power_.PowerReading | None = None
         self.tick_ms = 0.0
@@ -202,14 +204,20 @@ class Throttle:
     async def run(self) -> None:
         """Tick until cancelled. A fault of one tick is told, and the next one comes."""
         await self.powerd.status()  # connect, where there is a helper
-        while True:
-            try:
-                await self.tick()
-            except Exception as error:  # the next tick has to come, whatever this one met
-                self.hub.publish("throttle.fault", text=f"{type(error).__name__}: {error}")
-            fast = bool(self.config.sensors.external or self.wanted.external)
-            await waiting.ended(self._wake, FAST_S if fast else SLOW_S)
-            self._wake.clear()
+        try:
+            while True:
+                await self._next()
+        finally:
+            await self.unloading.close()
+
+    async def _next(self) -> None:
+        try:
+            await self.tick()
+        except Exception as error:  # the next tick has to come, whatever this one met
+            self.hub.publish("throttle.fault", text=f"{type(error).__name__}: {error}")
+        fast = bool(self.config.sensors.external or self.wanted.external)
+        await waiting.ended(self._wake, FAST_S if fast else SLOW_S)
+        self._wake.clear()
 
     async def tick(self) -> None:
         """Read, decide, act."""
@@ -319,8 +327,7 @@ class Throttle:
         )
         self._place(d.cluster)
         await self._clock(d)
-        if d.unload:
-            await self.models.unload_hot()
+        self.unloading.tick(d.unload)
 
     def _place(self, cluster: str | None) -> None:
         """Move the workers' threads to a cluster's cores, or let them run everywhere again."""

@@ -93,6 +93,7 @@ class Refusal(ApiError):
         super().__init__(code, message)
         self.reason = reason
         self.answer: Answer | None = None
+        self.said: dict[str, Any] = {}  # the payload's object, where that much could be read
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,18 @@ def _text_or_whole(value: Any) -> Any:
     return value
 
 
+def _whole(value: Any) -> Any:
+    if type(value) is not int:  # true is 1 to Python
+        raise ValueError("is no whole number; use 1")
+    return value
+
+
 class _Envelope(BaseModel):
     """The payload's object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    v: Literal[1] = 1
+    v: Annotated[Literal[1], BeforeValidator(_whole)] = 1
     id: Annotated[str | int | None, BeforeValidator(_text_or_whole)] = None
     params: dict[str, Any] = {}
     reply_to: StrictStr = ""
@@ -179,23 +186,30 @@ def strict_object(payload: bytes) -> dict[str, Any]:
         value = strict.loads(payload)
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        if b"\\u" in payload:  # an escape can make what UTF-8 cannot say
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise Refusal("bad_request", "payload: not UTF-8; send UTF-8 text", "garbage") from None
     except ValueError as error:
         what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         sentence = f"payload: no strict JSON object: {what}; see MQTT.md"
         raise Refusal("bad_request", sentence, "garbage") from None
+    if strict.has_half_pair(value, payload):
+        raise _garbage(strict.HALF_PAIR, value)
     return value
 
 
+def _garbage(what: str, said: dict[str, Any]) -> Refusal:
+    """The refusal of an object that could be read, and says what it must not."""
+    refusal = Refusal("bad_request", f"payload: {what}", "garbage")
+    refusal.said = said
+    return refusal
+
+
 def _envelope(payload: bytes) -> _Envelope:
+    said = strict_object(payload)
     try:
-        return _Envelope.model_validate(strict_object(payload))
+        return _Envelope.model_validate(said)
     except ValidationError as error:
-        what = wording.first(error, _Envelope)
-        raise Refusal("bad_request", f"payload: {what}", "garbage") from None
+        raise _garbage(wording.first(error, _Envelope), said) from None
 
 
 def _key(envelope: _Envelope, arrived: Arrived) -> str:
@@ -227,15 +241,25 @@ def _check(method: str, key: str, arrived: Arrived, expires_at: float | None, no
         raise Refusal("timeout", f"{method}: it came after its expiry; send it again", "expired")
 
 
-def _answer(topics: Topics, arrived: Arrived, envelope: _Envelope, unread: Answer) -> Answer:
+def _answer(topics: Topics, arrived: Arrived, ident: Any, reply_to: str, unread: Answer) -> Answer:
     """The best place that may be answered at: the one asked for, else reply/ID."""
     topic = unread.topic
     if not topics.may_answer(arrived.response_topic):
-        if not arrived.response_topic and topics.may_answer(envelope.reply_to):
-            topic = envelope.reply_to
-        elif envelope.id is not None:
-            topic = topics.own(f"reply/{envelope.id}")
-    return replace(unread, topic=topic, ident=envelope.id)
+        if not arrived.response_topic and topics.may_answer(reply_to):
+            topic = reply_to
+        elif ident is not None:
+            topic = topics.own(f"reply/{ident}")
+    return replace(unread, topic=topic, ident=ident)
+
+
+def _answer_to(topics: Topics, arrived: Arrived, said: dict[str, Any], unread: Answer) -> Answer:
+    """Who is to be told of an object that is no good one: its id and place, as far as they are."""
+    ident, reply_to = said.get("id"), said.get("reply_to")
+    if type(ident) not in (str, int) or not _ID.match(str(ident)):
+        ident = None
+    if not isinstance(reply_to, str) or not reply_to.isprintable():
+        reply_to = ""
+    return _answer(topics, arrived, ident, reply_to, unread)
 
 
 def read(topics: Topics, arrived: Arrived, now: float) -> Command:
@@ -250,7 +274,7 @@ def read(topics: Topics, arrived: Arrived, now: float) -> Command:
     try:
         envelope = _envelope(arrived.payload)
         key = _key(envelope, arrived)
-        answer = _answer(topics, arrived, envelope, answer)
+        answer = _answer(topics, arrived, envelope.id, envelope.reply_to, answer)
         wanted = arrived.response_topic or envelope.reply_to
         if wanted and answer.topic != wanted:
             places = f"{topics.own('reply/')} or {ROOT}/{topics.site}/reply/"
@@ -259,6 +283,8 @@ def read(topics: Topics, arrived: Arrived, now: float) -> Command:
         method = topics.method(arrived.topic) or ""
         _check(method, key, arrived, envelope.expires_at, now)
     except Refusal as refusal:
+        if refusal.said:
+            answer = _answer_to(topics, arrived, refusal.said, answer)
         refusal.answer = answer
         raise
     content = json.dumps([method, envelope.params, envelope.stream], sort_keys=True)

@@ -91,7 +91,7 @@ class Dispatcher:
             _fault(error)
 
     def _receive(self, arrived: Arrived) -> None:
-        if not arrived.payload:  # somebody removes a retained command
+        if not arrived.payload and not arrived.response_topic:  # a retained command is removed
             self.counts["empty"] += 1
             return
         self.counts["arrived"] += 1

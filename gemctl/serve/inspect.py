@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gemctl.board.known import BOARDS
 from gemctl.errors import ApiError
 from gemctl.serve.artifact import Declared, Thermal
 from gemctl.store import sign
@@ -32,7 +33,11 @@ def _boards(root: Path) -> list[str]:
 
 
 def board_problem(hdf: dict[str, Any], boards: list[str], arch: str) -> str:
-    """Why the artifact is for another board, or "". A generic one is for any."""
+    """Why the artifact is for another board, or "". A generic one is for any.
+
+    Stricter than the engine, which only warns on a machine that no description names: a daemon has
+    nobody who would read it.
+    """
     wanted, identity = list(hdf.get("compatible", [])), str(hdf.get("id", "?"))
     if identity.startswith("generic-") or not wanted:
         return ""
@@ -42,9 +47,11 @@ def board_problem(hdf: dict[str, Any], boards: list[str], arch: str) -> str:
         built, here = f"{identity} ({there})", arch
     elif not boards or set(wanted) & set(boards):
         return ""
+    known = next((BOARDS[name][0] for name in boards if name in BOARDS), None)
+    target = "with the right --target" if known is None else f"with --target {known}"
     return (
-        f"HDF version mismatch: built for {built}, this is {here}; rebuild with the right "
-        "--target, or set models.allow_foreign_board"
+        f"HDF version mismatch: built for {built}, this is {known or here}; rebuild {target}, or "
+        "set models.allow_foreign_board"
     )
 
 

@@ -496,11 +496,14 @@ class Models:
             started = self.clock()
             freed = sum(held.size for held in self.held() if held.name == model.name)
             digest = model.current.digest if model.current is not None else None
+            thermal = model.current.thermal if model.current is not None else None
             await self.retire(model, "disable")
             if digest is not None:
                 slot = self.new_slot(model.name, digest)
+                slot.thermal = thermal or slot.thermal
                 slot.move("disable", "disable")
                 model.current = slot
+            model.turns.fail(unavailable(model.name, "disabled"))  # nobody enables it by himself
             with self._kept(model.name, "is disabled"):
                 self.want(model.name, enabled=False)
         return {"model": model.name, "freed_bytes": freed, "ms": (self.clock() - started) * 1e3}
@@ -627,15 +630,6 @@ class Models:
             model.turns.least_class = least_class
             if model.turns.paused != paused:
                 model.turns.pause(paused)
-
-    async def unload_hot(self) -> None:
-        """The last step: free what may be freed. Its models come back with an enable."""
-        for name, model in list(self.models.items()):
-            wanted = self.state.models.get(name)
-            pinned = wanted is not None and wanted.pinned
-            if model.current is not None and model.current.loaded and not pinned and not model.busy:
-                with contextlib.suppress(ApiError):  # a full disk keeps nobody hot
-                    await self.disable(name)
 
     async def burn(self) -> None:
         """Work for a thermal calibration."""

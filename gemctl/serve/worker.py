@@ -55,15 +55,20 @@ class Facts:
     ram_total: int
     ram_kv: int
     open_ms: float
+    locked_bytes: int = 0
+    unlocked_bytes: int = 0  # of what could be locked, whether or not that was asked for
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> Facts:
         """From a `ready` event."""
-        return cls(**{key: event[key] for key in cls.__dataclass_fields__})
+        later = {key: event.get(key, 0) for key in _LATER}  # not of an older engine
+        known = [key for key in cls.__dataclass_fields__ if key not in _LATER]
+        return cls(**{key: event[key] for key in known}, **later)
 
 
 _COUNTS = ("prompt_tokens", "generated_tokens", "kv_used", "kv_size", "nonfinite_errors")
 _TIMES = ("ttft_ms", "prefill_tps", "decode_tps", "decode_max_ms")
+_LATER = ("locked_bytes", "unlocked_bytes")
 _MISSING = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
@@ -132,6 +137,8 @@ class Worker:
             command += ["--threads", str(self.config.threads)]
         if self.config.prefill_batch_size:
             command += ["--prefill-batch-size", str(self.config.prefill_batch_size)]
+        if self.config.lock_memory:
+            command.append("--lock-memory")
         return command
 
     async def start(self) -> Facts:

@@ -98,6 +98,15 @@ def sparkline(values: list[float | None], least: float, most: float) -> str:
     return "".join(block(value) for value in values)
 
 
+def auto_reset(found: dict[str, Any]) -> str:
+    """When the KV cache is emptied, of every model and whoever asks."""
+    percent = found.get("kv_auto_reset_percent")
+    if percent is None:
+        return "auto-reset off"
+    full = f"an answer that leaves it {percent} % full" if percent else "every answer"
+    return f"auto-reset on, after {full}"
+
+
 def stats(found: dict[str, Any]) -> str:
     """gemctl stats."""
     t, r = found["throttle"], found["requests"]
@@ -109,7 +118,8 @@ def stats(found: dict[str, Any]) -> str:
         ["first token", f"{number(found['ttft_ms'], 'ms')}; 5 minutes: median {number(p50, 'ms')}, "
          f"95 % {number(p95, 'ms')}"],
         ["throughput", number(found["throughput_tps"], "tokens/s")],
-        ["KV cache", f"{found['kv_cache_used']} of {number(found['kv_cache_size'])} tokens"],
+        ["KV cache", f"{found['kv_cache_used']} of {number(found['kv_cache_size'])} tokens; "
+         f"{auto_reset(found)}"],
         ["temperature", f"{number(found['temp_c'], 'C')}; in 30 s "
          f"{number(t['predicted_c'], 'C')}, threshold {number(t['threshold_c'], 'C')}"],
         ["throttle", f"{t['mode']}, level {t['level']}, duty {t['duty'] * 100:.0f} %; "
@@ -224,10 +234,11 @@ def model(found: dict[str, Any]) -> str:
         ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
         ["version", (found["digest"] or UNKNOWN)[:12]
          + (f", on probation: {left(found)}" if found["on_probation"] else "")],
-        ["memory", mib(found["memory_bytes"])],
+        ["memory", mib(found["memory_bytes"])
+         + (f", {mib(w['locked_bytes'])} of it locked" if w.get("locked_bytes") else "")],
         ["worker", f"pid {w['pid']}, {w['threads']} threads, {w['kernel']}, engine {w['version']}"
          if w else UNKNOWN],
-        ["context", f"{w['kv_size']} tokens" if w else UNKNOWN],
+        ["context", (f"{w['kv_size']} tokens" if w else UNKNOWN) + f"; {auto_reset(found)}"],
         ["requests", f"{r['done']} done, {r['failed']} failed, {found['queued']} waiting"],
         ["crashes", str(found["crashes"])],
     ]  # fmt: skip

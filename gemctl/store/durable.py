@@ -220,8 +220,8 @@ def enter(folder: int, name: str) -> int:
 def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
     """Give `name` this content: the old or the new one is there after a power loss, never less.
 
-    With `keep` the old content stays under that name. OSError; then the old content is in place,
-    or, between two renames that both were to happen, under `keep` alone.
+    With `keep` the old content stays under that name. OSError; then the old content is in place.
+    After a power loss between two renames that both were to happen it is under `keep` alone.
     """
     new = f".{name}{NEW}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -235,7 +235,13 @@ def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
         if keep:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(name, keep, src_dir_fd=folder, dst_dir_fd=folder)
-        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        try:
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            if keep:
+                with contextlib.suppress(OSError):
+                    os.rename(keep, name, src_dir_fd=folder, dst_dir_fd=folder)
+            raise
     os.fsync(folder)
 
 

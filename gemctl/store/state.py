@@ -7,8 +7,8 @@
 Written to a new file, synced, renamed; the content before stays as `state.json.previous`. A file
 that is damaged (its checksum differs, it is no JSON, a field is wrong) or of another schema is put
 aside as `state.json.damaged`, one at most, and the previous one is used, else the defaults; both
-with a warning. One that the system does not let us read stays until the next write. What happened,
-and what is loaded now, is not in here.
+with a warning, and so where somebody took state.json away. One that the system does not let us read
+stays until the next write. What happened, and what is loaded now, is not in here.
 
 Flash: at most BURST + a day / INTERVAL_S writes a day, whatever clients do, and two for a trial. A
 usual day has twenty of them, of about 600 bytes each. With its own blocks ext4 writes about 20 KB
@@ -338,7 +338,10 @@ class StateFile:
             return Loaded(state)
         if problem is None:  # none yet, or cut off between the two renames of a write
             before, _ = self._read(PREVIOUS)
-            return Loaded(before or State())
+            if before is None or self._is_cut_off():
+                return Loaded(before or State())
+            use = f"{PREVIOUS} is used instead; check what is wanted"
+            return Loaded(before, (f"{self.root / STATE}: is missing; {use}",))
         aside = "it is put aside as state.json.damaged"
         if self._unread:
             aside += " at the next write"
@@ -352,6 +355,10 @@ class StateFile:
             use = f"{what}; the defaults are used instead"
         told = (f"{self.root / STATE}: {_reason(problem)}; {aside}",)
         return Loaded(before or State(), (*told, f"{self.root / PREVIOUS}: {use}"))
+
+    def _is_cut_off(self) -> bool:
+        """Whether a write that did not end took state.json away, or it was told: damaged."""
+        return any((self.root / name).exists() for name in (f".{STATE}{durable.NEW}", DAMAGED))
 
     def _read(self, name: str) -> tuple[State | None, Exception | None]:
         """The state in a file, or what is wrong with it; neither where there is no file."""

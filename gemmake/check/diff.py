@@ -43,6 +43,8 @@ def differences(a: Artifact, b: Artifact) -> Iterator[str]:
     yield from _records("header", a.header, b.header)
     yield from _records("constants", a.conf, b.conf)
     yield from _records("thermal", a.thermal, b.thermal)
+    blank = spec.Ladder()
+    yield from _records("ladder", a.ladder or blank, b.ladder or blank)
     for part in ("options", "tools", "licence", *OPTIONAL):
         yield from _values(part, a.manifest.get(part), b.manifest.get(part))
     yield from _inputs(a, b)

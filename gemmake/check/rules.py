@@ -18,10 +18,10 @@ from gemmake.check import masks, pinned, weights
 from gemmake.check.judged import judged
 from gemmake.errors import TargetError
 from gemmake.hdf import Hdf
-from gemmake.passes import memplan
+from gemmake.passes import memplan, thermal
 from gemmake.progress import Reporter, Silent
 from gemmake.signing import read_public
-from gemrun.format import manifest, pins, sign, sizes, spec
+from gemrun.format import cold, manifest, pins, sign, sizes, spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.reader import Artifact, read_artifact
 from gemrun.format.sign import PublicKey
@@ -184,6 +184,39 @@ def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
     features = sizes.features_of(artifact.conf, artifact.segments, artifact.units)
     if header.required_features != features:
         yield f"features {header.required_features:#x}, the records need {features:#x}"
+    yield from _cold_problems(artifact)
+
+
+def _cold_problems(artifact: Artifact) -> Iterator[str]:
+    """Weights that do not stay in memory, against what the header counts of them."""
+    problem = cold.problem(artifact.cold, artifact.tensors)
+    if problem:
+        yield f"section COLD: {problem}"
+        return
+    weights = artifact.sections["WHOT"]
+    held = cold.resident(artifact.conf, artifact.tensors, artifact.cold, weights.size)
+    if weights.mem_size != held:
+        yield f"{weights.mem_size} bytes of weights in memory, the records say {held}"
+
+
+class Offload(Rule):
+    """Weights that do not stay in memory."""
+
+    id = "offload"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """How many there are, where there are any; the layout says whether that is right."""
+        artifact = subject.artifact
+        if not artifact.cold or cold.problem(artifact.cold, artifact.tensors):
+            return None
+        planes = list(cold.planes(artifact.cold, artifact.tensors))
+        rows = sum(plane.size for plane in planes if plane.by is spec.ColdBy.ROWS)
+        weights = artifact.sections["WHOT"]
+        return self.ok(
+            f"Weights: {_mb(weights.mem_size)} of {_mb(weights.size)} are in memory at once; "
+            f"{_mb(cold.streamed(artifact.cold, artifact.tensors))} are read from storage for "
+            f"every token, {_mb(rows)} by rows"
+        )
 
 
 class Quantisation(Rule):
@@ -301,15 +334,16 @@ class Temperature(Rule):
     """The throttle threshold against what the board allows for continuous load."""
 
     id = "temperature"
-    hint = "this version has no --throttle-mode yet: compile with a lower --temperature-threshold"
+    hint = "compile with --throttle-mode aggressive, or a lower --temperature-threshold"
+    heeded = "the artifact's throttle mode begins at the limit already; the threshold is above it"
 
     def check(self, subject: Subject) -> Finding:
         """A threshold above the continuous limit is a warning, unless the target's policy has it.
 
         The policy names both temperatures: its own board keeps to them, and nobody chose wrongly.
         """
-        thermal = subject.artifact.thermal
-        threshold, limit = thermal.threshold_c, thermal.device_max_c
+        stored = subject.artifact.thermal
+        threshold, limit = stored.threshold_c, stored.device_max_c
         if threshold == 0:
             return self.ok("Temperature threshold not set (the kernel's trips apply)")
         text = f"Temperature threshold {threshold:g}\u00b0C"
@@ -319,9 +353,39 @@ class Temperature(Rule):
             return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")
         if _is_policy(subject):
             return self.ok(f"{text} (policy of the target; continuous limit {limit:g}\u00b0C)")
-        return self.warn(
+        found = self.warn(
             f"{text} exceeds device spec for continuous load (max {limit:g}\u00b0C) "
             "\u2014 recommend --throttle-mode aggressive"
+        )
+        ladder = subject.artifact.ladder
+        heeded = ladder is not None and 0 < ladder.engage_c <= limit
+        return replace(found, hint=self.heeded) if heeded else found
+
+
+class ThermalLadder(Rule):
+    """What an engine that is told the temperature does, against the target and the options."""
+
+    id = "ladder"
+    hint = "compile again"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """Its beginning must be what options and target say; artifacts from before have none."""
+        ladder, options = subject.artifact.ladder, subject.artifact.manifest["options"]
+        if ladder is None:
+            return None
+        mode = spec.Mode(ladder.mode)
+        text = f"Throttle mode {mode.name.lower()}: {ladder.rung_count} rungs"
+        wanted = thermal.ladder(subject.hdf, options.get("temperature_threshold"), mode)
+        told = options.get("throttle_mode", spec.Mode.BALANCED.name.lower())
+        if told != mode.name.lower() or np.float32(wanted.engage_c) != np.float32(ladder.engage_c):
+            return self.warn(
+                f"{text} from {ladder.engage_c:g}\u00b0C, the options say {told} and "
+                f"{wanted.engage_c:g}\u00b0C"
+            )
+        if ladder.engage_c == 0:
+            return self.ok(f"{text}, no limit is known (the kernel's trips apply)")
+        return self.ok(
+            f"{text} from {ladder.engage_c:g}\u00b0C, down again at {ladder.release_c:g}\u00b0C"
         )
 
 
@@ -430,11 +494,13 @@ RULES: tuple[Rule, ...] = (
     SignatureRule(),
     Integrity(),
     Layout(),
+    Offload(),
     Quantisation(),
     Mask(),
     Cache(),
     MaskQuality(),
     Temperature(),
+    ThermalLadder(),
     Tables(),
     StopIds(),
     Chat(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 BLOCK = 32  # tokens of a block of the cache
 SINK = 1  # blocks from the start that every partial head keeps
-SIZES = (4, 8, 16, 32)  # blocks, the sink among them
+SIZES = (4, 8, 16, 32, 64, 128)  # blocks, the sink among them; the last two save in long contexts
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Loaders: a checkpoint on disk becomes a frozen `Model`; they know nothing of targets.
 
     load_checkpoint(path) -> Model
+    load_headers(path) -> Model          the same without reading a weight
 
 `path` is a Hugging Face folder, a .safetensors file, a .pt / .pth state dict or a .gguf file. Each
 form has its own reader of tensors and config; `bind` and `generation` then do the rest for all.
@@ -12,20 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gemmake.errors import CheckpointError, UsageError
 from gemmake.load.bind import Bound, bind
 from gemmake.load.config import parse_config
-from gemmake.load.families import ArchConfig, layer_specs
+from gemmake.load.families import ArchConfig, model_spec
 from gemmake.load.folder import SideFiles, read_side_files, read_weights
 from gemmake.load.generation import clean_name, fit_to_rows, generation
 from gemmake.load.names import canonical_hf
 from gemmake.load.safetensors import read_safetensors
-from gemmake.load.source import RawTensor, base_name, hash_file, name_list
-from gemmake.model import Model, ModelSpec, TokenizerSource
+from gemmake.load.source import RawTensor, base_name, hash_file, name_list, unhashed
+from gemmake.model import Model, TokenizerSource
 
-__all__ = ["load_checkpoint"]
+__all__ = ["load_checkpoint", "load_headers"]
 
 
 def load_checkpoint(path: Path, config: Path | None = None) -> Model:
@@ -35,33 +34,48 @@ def load_checkpoint(path: Path, config: Path | None = None) -> Model:
     from the files, which must stay where they are while the `Model` is used. CheckpointError says
     what is unreadable, incomplete or unsupported; UsageError that `config` cannot be used.
     """
-    path = Path(path)
+    return _load(Path(path), config, headers=False)
+
+
+def load_headers(path: Path, config: Path | None = None) -> Model:
+    """The `Model` of a checkpoint for planning: as load_checkpoint, but no weight is read.
+
+    Inputs have no hashes, and of two tables with the config's word that they are one it is taken to
+    be true. Raises the same errors.
+    """
+    return _load(Path(path), config, headers=True)
+
+
+def _load(path: Path, config: Path | None, headers: bool) -> Model:
     if config is not None and not config.is_file():
         raise UsageError(f"--config {base_name(config)}: not found; name a config.json")
     if path.is_dir():
         tensors, files = read_weights(path)
-        return _from_hf(tensors, files, read_side_files(path, config))
+        return _from_hf(tensors, files, read_side_files(path, config), headers)
     if not path.is_file():
         raise CheckpointError(f"{base_name(path)}: not found; name a checkpoint file or folder")
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        return _from_hf(read_safetensors(path), [path], read_side_files(path.parent, config))
+        side = read_side_files(path.parent, config)
+        return _from_hf(read_safetensors(path), [path], side, headers)
     if suffix in (".pt", ".pth"):
         from gemmake.load.pt import read_pt
 
         side = read_side_files(path.parent, config)
-        return _from_hf(read_pt(path), [path], side)
+        return _from_hf(read_pt(path, headers), [path], side, headers)
     if suffix == ".gguf":
         if config is not None:
             raise UsageError("--config: a GGUF file carries its own config; leave the option out")
-        return _from_gguf(path)
+        return _from_gguf(path, headers)
     raise CheckpointError(
         f"{base_name(path)}: not a checkpoint that gemmake knows; expected a Hugging Face folder, "
         ".safetensors, .pt, .pth or .gguf"
     )
 
 
-def _from_hf(tensors: Mapping[str, RawTensor], files: list[Path], side: SideFiles) -> Model:
+def _from_hf(
+    tensors: Mapping[str, RawTensor], files: list[Path], side: SideFiles, headers: bool
+) -> Model:
     """A model from tensors with Hugging Face names and the files beside them."""
     arch = parse_config(side.config, side.config_name)
     mapped, dropped = canonical_hf(tensors, multimodal=arch.multimodal)
@@ -71,6 +85,7 @@ def _from_hf(tensors: Mapping[str, RawTensor], files: list[Path], side: SideFile
         {short: tensors[name] for short, name in mapped.items()},
         norm_offset=1.0 if arch.family.stored_minus_one else 0.0,
         where=where,
+        compare=not headers,
     )
     configs = [(side.config_name, side.config)]
     if isinstance(side.config.get("text_config"), dict):
@@ -88,15 +103,21 @@ def _from_hf(tensors: Mapping[str, RawTensor], files: list[Path], side: SideFile
         name=str(given_name).replace("\\", "/").rstrip("/").rpartition("/")[2],
         licence="",
         notes=notes,
+        headers=headers,
     )
 
 
-def _from_gguf(path: Path) -> Model:
+def _from_gguf(path: Path, headers: bool) -> Model:
     from gemmake.load.gguf import read_gguf
 
     loaded = read_gguf(path)
     bound = bind(
-        loaded.arch, loaded.tensors, norm_offset=0.0, where=base_name(path), adapt=loaded.adapt
+        loaded.arch,
+        loaded.tensors,
+        norm_offset=0.0,
+        where=base_name(path),
+        adapt=loaded.adapt,
+        compare=not headers,
     )
     return _assemble(
         loaded.arch,
@@ -108,6 +129,7 @@ def _from_gguf(path: Path) -> Model:
         name=loaded.name,
         licence=loaded.licence,
         notes=loaded.arch.notes,
+        headers=headers,
     )
 
 
@@ -122,28 +144,15 @@ def _assemble(
     name: str,
     licence: str,
     notes: tuple[str, ...],
+    headers: bool,
 ) -> Model:
     """Put the parts together; what needs the number of embedding rows happens here."""
     tokenizer, row_notes = fit_to_rows(tokenizer, bound.vocab_rows, tokenizer_file)
     turns, turn_notes = generation(configs, tokenizer, bound.vocab_rows, tokenizer_file)
-    layers, ropes = layer_specs(arch)
-    scale = float(np.float32(np.sqrt(arch.hidden))) if arch.family.scaled_embedding else 1.0
-    spec = ModelSpec(
-        family=arch.family.name,
-        name=clean_name(name) or _default_name(arch, bound),
-        hidden=arch.hidden,
-        vocab_rows=bound.vocab_rows,
-        trained_context=arch.context,
-        norm_eps=arch.norm_eps,
-        embed_scale=scale,
-        tied=bound.tied,
-        layers=layers,
-        ropes=ropes,
-        generation=turns,
-        final_softcap=arch.final_softcap,
-        licence=licence,
-    )
-    inputs = sorted((hash_file(file) for file in files), key=lambda f: f.name)
+    name = clean_name(name) or _default_name(arch, bound)
+    spec = model_spec(arch, bound.vocab_rows, bound.tied, turns, name, licence)
+    identify = unhashed if headers else hash_file
+    inputs = sorted((identify(file) for file in files), key=lambda f: f.name)
     all_notes = notes + bound.notes + row_notes + turn_notes
     return Model(spec, bound.tensors, tokenizer, tuple(inputs), all_notes)
 

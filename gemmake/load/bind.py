@@ -39,15 +39,17 @@ def bind(
     norm_offset: float,
     where: str,
     adapt: Unpermute | None = None,
+    compare: bool = True,
 ) -> Bound:
     """Match `raw` (by canonical name) with the full list of the architecture.
 
     `norm_offset` is added to norms later (1.0 where files hold w of 1 + w). `adapt` turns a raw
-    tensor into the row order of Hugging Face. CheckpointError lists everything that is missing,
-    extra or misshapen.
+    tensor into the row order of Hugging Face. Without `compare` no weight is read: an embedding and
+    a head are one where the config says so. CheckpointError lists everything that is missing, extra
+    or misshapen.
     """
     given = dict(raw)
-    embed, head, tied, notes = _resolve_ties(config, given, where)
+    embed, head, tied, notes = _resolve_ties(config, given, where, compare)
     problems: list[str] = []
     tensors: dict[tuple[int, Role], TensorRef] = {}
     missing = []
@@ -85,12 +87,13 @@ def _wanted(config: ArchConfig, *, tied: bool) -> list[Wanted]:
 
 
 def _resolve_ties(
-    config: ArchConfig, given: Mapping[str, RawTensor], where: str
+    config: ArchConfig, given: Mapping[str, RawTensor], where: str, compare: bool
 ) -> tuple[RawTensor | None, RawTensor | None, bool, list[str]]:
     """(embedding, head, tied, notes) from the flag and from which of the two exists."""
     embed, head = given.get("embed_tokens.weight"), given.get(HEAD)
     if embed is not None and head is not None:
-        if embed.shape == head.shape and _same(embed, head):
+        one = embed.shape == head.shape
+        if one and (_same(embed, head) if compare else config.tied):
             return embed, None, True, ["lm_head.weight equals the embedding; it is stored once"]
         if config.tied:
             return (

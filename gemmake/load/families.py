@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gemmake.model import MODEL_LAYER, Act, Block, LayerSpec, Role, RopeSpec
+import numpy as np
+
+from gemmake.model import (
+    MODEL_LAYER,
+    Act,
+    Block,
+    Generation,
+    LayerSpec,
+    ModelSpec,
+    Role,
+    RopeSpec,
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,34 @@ def layer_specs(config: ArchConfig) -> tuple[tuple[LayerSpec, ...], tuple[RopeSp
             )
         )
     return tuple(layers), tuple(ropes)
+
+
+def model_spec(
+    config: ArchConfig,
+    vocab_rows: int,
+    tied: bool,
+    turns: Generation,
+    name: str,
+    licence: str = "",
+) -> ModelSpec:
+    """Sizes and constants of the model of a config."""
+    layers, ropes = layer_specs(config)
+    scale = float(np.float32(np.sqrt(config.hidden))) if config.family.scaled_embedding else 1.0
+    return ModelSpec(
+        family=config.family.name,
+        name=name,
+        hidden=config.hidden,
+        vocab_rows=vocab_rows,
+        trained_context=config.context,
+        norm_eps=config.norm_eps,
+        embed_scale=scale,
+        tied=tied,
+        layers=layers,
+        ropes=ropes,
+        generation=turns,
+        final_softcap=config.final_softcap,
+        licence=licence,
+    )
 
 
 def expected_tensors(config: ArchConfig) -> Iterator[Wanted]:

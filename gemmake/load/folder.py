@@ -23,7 +23,7 @@ from gemmake.load.source import (
 from gemmake.model import TokenizerSource
 
 INDEX = "model.safetensors.index.json"
-_CONFIG_LIMIT = 16 << 20  # bytes
+CONFIG_LIMIT = 16 << 20  # bytes
 _INDEX_LIMIT = 64 << 20
 _TOKENIZER_LIMIT = 256 << 20
 _TEMPLATE_LIMIT = 1 << 20
@@ -61,7 +61,7 @@ def read_side_files(folder: Path, config: Path | None) -> SideFiles:
     optional = {}
     for name in ("tokenizer_config.json", "generation_config.json"):
         path = inside(folder, name)
-        optional[name] = read_json(path, _CONFIG_LIMIT) if path.is_file() else {}
+        optional[name] = read_json(path, CONFIG_LIMIT) if path.is_file() else {}
         used += [path] if path.is_file() else []
     template = _template(folder, optional["tokenizer_config.json"], used)
     tokenizer = TokenizerSource(
@@ -70,7 +70,7 @@ def read_side_files(folder: Path, config: Path | None) -> SideFiles:
         chat_template=template,
     )
     return SideFiles(
-        config=read_json(config_path, _CONFIG_LIMIT),
+        config=read_json(config_path, CONFIG_LIMIT),
         config_name=base_name(config_path),
         tokenizer=tokenizer,
         generation=optional["generation_config.json"],

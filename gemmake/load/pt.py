@@ -23,18 +23,23 @@ from gemmake.load.source import (
     item_size,
     plain_tensor,
 )
+from gemmake.model import FloatRows
 
 _WORKER = "gemmake.load.pt_worker"
+HEADERS = "-"  # in place of the worker's output file: nothing is written
 
 
-def read_pt(path: Path) -> dict[str, RawTensor]:
-    """The tensors of a state dict by name. CheckpointError when it is refused or damaged."""
+def read_pt(path: Path, headers: bool = False) -> dict[str, RawTensor]:
+    """The tensors of a state dict by name; with `headers` only their names, types and shapes.
+    CheckpointError when it is refused or damaged."""
     name = base_name(path)
     with tempfile.TemporaryDirectory(prefix="gemmake-pt-") as folder:
-        data = Path(folder) / "tensors"
+        data = Path(HEADERS) if headers else Path(folder) / "tensors"
         report = _run_worker(path, data, Path(folder))
         if "error" in report:
             raise CheckpointError(f"{name}: {report['error']}")
+        if headers:
+            return {entry["name"]: _header(entry, name) for entry in report["tensors"]}
         source = SourceFile(data)
     source.name = name
     tensors = {}
@@ -45,6 +50,15 @@ def read_pt(path: Path) -> dict[str, RawTensor]:
             raise CheckpointError(f"{name}: the worker wrote too little; is the disk full?")
         tensors[entry["name"]] = plain_tensor(source, entry["name"], shape, entry["dtype"], offset)
     return tensors
+
+
+def _header(entry: dict[str, Any], file: str) -> RawTensor:
+    """A tensor that cannot be read."""
+
+    def rows_of(_first: int, _count: int) -> FloatRows:
+        raise CheckpointError(f"{file}: only its headers were read; compile it to read the weights")
+
+    return RawTensor(entry["name"], tuple(entry["shape"]), entry["dtype"], file, rows_of)
 
 
 def _run_worker(path: Path, data: Path, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 Writes the tensors to DATA, row-major and little-endian, each on 64 bytes, whatever their strides
 were, and prints one JSON object: {"tensors": [{name, dtype, shape, offset}, ..]} or
-{"error": "..."}. There is no unsafe fallback and no option that allows one.
+{"error": "..."}. With - as DATA it writes nothing and reads no weights. There is no unsafe fallback
+and no option that allows one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ALIGNMENT = 64  # bytes
+HEADERS = "-"  # in place of an output file
 _CHUNK_VALUES = 4 * 1024 * 1024
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _REMEDY = "save model.state_dict() in float32 or convert it to safetensors"
@@ -33,7 +35,8 @@ def main(arguments: list[str]) -> int:
     try:
         if len(arguments) != 2:
             raise _Refused("the worker takes a checkpoint and an output file")
-        result = _convert(Path(arguments[0]), Path(arguments[1]))
+        checkpoint, data = Path(arguments[0]), arguments[1]
+        result = _list(checkpoint) if data == HEADERS else _convert(checkpoint, Path(data))
     except _Refused as error:
         text = str(error)
         result = {"error": text if ";" in text else f"{text}; {_REMEDY}"}
@@ -55,15 +58,18 @@ def _convert(checkpoint: Path, data: Path) -> dict[str, Any]:
             file.write(bytes(offset - file.tell()))
             tensor = state[name]
             _write(file, tensor)
-            tensors.append(
-                {
-                    "name": name,
-                    "dtype": _NAMES[str(tensor.dtype)],
-                    "shape": list(tensor.shape),
-                    "offset": offset,
-                }
-            )
+            tensors.append({**_entry(name, tensor), "offset": offset})
     return {"tensors": tensors}
+
+
+def _list(checkpoint: Path) -> dict[str, Any]:
+    """The tensors' names, types and shapes."""
+    state = _state_dict(_load(checkpoint))
+    return {"tensors": [_entry(name, state[name]) for name in sorted(state)]}
+
+
+def _entry(name: str, tensor: Any) -> dict[str, Any]:
+    return {"name": name, "dtype": _NAMES[str(tensor.dtype)], "shape": list(tensor.shape)}
 
 
 def _load(checkpoint: Path) -> Any:

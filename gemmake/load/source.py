@@ -103,6 +103,15 @@ def hash_file(path: Path) -> InputFile:
     return InputFile(base_name(path), size, digest.hexdigest())
 
 
+def unhashed(path: Path) -> InputFile:
+    """Name and size of a file; zeros in place of its hash."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(base_name(path), error) from error
+    return InputFile(base_name(path), size, "0" * 64)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):

@@ -40,12 +40,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Options that would lower the total, the total that they would lead to (bytes), and the whole
-    command with them."""
+    """Options that would lower the total, the total that they would lead to (bytes), the whole
+    command with them, the context that it has (tokens), and whether layers are then read from
+    storage for every token."""
 
     option: str
     total: int
     command: str = ""
+    context: int = 0
+    streams: bool = False
 
 
 def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:

@@ -9,9 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gemrun.format import cold, sizes, spec, writer
 from gemrun.format import records as rules
-from gemrun.format import sizes, spec, writer
-from gemrun.format.spec import Conf, Header, KvUnit, Layer, Plan, Rope, Segment, Tensor, Thermal
+from gemrun.format.spec import (
+    Cold,
+    Conf,
+    Header,
+    KvUnit,
+    Ladder,
+    Layer,
+    Plan,
+    Rope,
+    Segment,
+    Tensor,
+    Thermal,
+)
 from gemrun.format.writer import Part
 
 
@@ -37,8 +49,10 @@ class Records:
     isa: int = 0
     isa_features: int = 0
     ram_budget: int = 0  # bytes, 0 = not stated
+    ladder: Ladder | None = None  # behind `thermal` in its record
     units: Sequence[KvUnit] = ()  # place_units(); empty: no KVMK
     pin: bytes = b""  # pins.section(), or pins.blank(); empty: no PINP
+    cold: Sequence[Cold] = ()  # weights that do not stay in memory; empty: no COLD
 
 
 @dataclass(frozen=True)
@@ -145,10 +159,17 @@ def _units_of(
     return out
 
 
+def _thermal_part(thermal: Thermal, ladder: Ladder | None) -> Part:
+    """THRM: one record, longer where it has a ladder."""
+    data = thermal.pack() + (ladder.pack() if ladder else b"")
+    return Part("THRM", len(data), data, len(data), 1)
+
+
 def assemble(records: Records) -> Assembled:
     """Place the sections, move the tensors to file offsets, and compute the header."""
     conf, layers, segments = records.conf, records.layers, records.segments
     units, manifest = records.units, records.manifest
+    held = cold.resident(conf, records.tensors, records.cold, records.weights_size)
     plain: list[Part] = [
         writer.section_part("CONF", conf.pack()),
         writer.section_part("LAYR", b"".join(la.pack() for la in layers)),
@@ -159,14 +180,15 @@ def assemble(records: Records) -> Assembled:
         writer.section_part("TOKN", records.tokn),
         *([] if records.tmpl is None else [writer.section_part("TMPL", records.tmpl)]),
         writer.section_part("ROPE", records.rope),
-        writer.section_part("THRM", records.thermal.pack()),
+        _thermal_part(records.thermal, records.ladder),
         writer.section_part("TEST", records.tests),
         *([writer.section_part("PINP", records.pin)] if records.pin else []),
+        *([writer.section_part("COLD", _packed(records.cold))] if records.cold else []),
         writer.section_part("HDFJ", records.hdf),
         Part("MANI", manifest)
         if isinstance(manifest, int)
         else writer.section_part("MANI", manifest),
-        Part("WHOT", records.weights_size),
+        Part("WHOT", records.weights_size, held=held if records.cold else None),
     ]
     offsets, file_size = writer.place([(p.type, p.size) for p in plain])
     start = offsets[-1]
@@ -181,6 +203,7 @@ def assemble(records: Records) -> Assembled:
         file_size,
         records.weights_size,
         units,
+        held,
     )
     header = Header(
         required_features=sizes.features_of(conf, segments, units),
@@ -197,9 +220,13 @@ def assemble(records: Records) -> Assembled:
         ram_tables=totals.tables,
         ram_engine=totals.engine,
         ram_stacks=totals.stacks,
-        engine_abi_min=sizes.abi_of(conf, records.plans),
+        engine_abi_min=sizes.abi_of(conf, records.plans, bool(records.cold)),
     )
     return Assembled(header, parts, totals, file_size, start)
+
+
+def _packed(records: Sequence[Cold]) -> bytes:
+    return b"".join(record.pack() for record in records)
 
 
 def moved(tensor: Tensor, start: int) -> Tensor:

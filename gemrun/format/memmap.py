@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gemrun.format import reader, sizes, spec, writer
+from gemrun.format import cold, reader, sizes, spec, writer
 from gemrun.format.reader import Artifact
 from gemrun.format.spec import Buffer, KvUnit, Op, Role, Tensor
 
@@ -68,10 +68,12 @@ def beside(source: Path, final: Path) -> Iterator[Path]:
 def _head(artifact: Artifact) -> list[str]:
     h, conf = artifact.header, artifact.conf
     threads = f"{conf.threads} thread{'s' if conf.threads != 1 else ''}"
+    size = artifact.sections["WHOT"].size
+    of = f" at once of {size}" if artifact.cold else ""
     return [
         f"{BEGIN}{h.ram_total} bytes ({megabytes(h.ram_total)}) for {threads} "
         f"and {conf.context} positions: the sum of the lines below",
-        f"file mapping     {h.ram_weights} bytes of weights and {h.ram_tables} bytes of tables",
+        f"file mapping     {h.ram_weights} bytes of weights{of} and {h.ram_tables} bytes of tables",
         f"arena            {h.ram_arena} bytes",
         f"KV cache         {h.ram_kv} bytes",
         f"engine           {h.ram_engine} bytes, and {h.ram_stacks} bytes of thread stacks",
@@ -94,15 +96,24 @@ def _sections(artifact: Artifact) -> Iterator[Row]:
 
 
 def _tensors(artifact: Artifact) -> Iterator[Row]:
-    for name, tensor in reader.iter_names(artifact):
+    away = _away(artifact)
+    for index, (name, tensor) in enumerate(reader.iter_names(artifact)):
         first, last = _use(artifact, tensor)
         owner = "model" if tensor.layer < 0 else f"layer {tensor.layer}"
         owner += f" {Role(tensor.role).name.lower()}"
         place = (f"{tensor.offset:#x}", str(tensor.size), str(spec.ALIGN))
-        yield ("tensor", name, *place, owner, first, last)
+        yield ("tensor", name, *place, owner + away.get((index, 0), ""), first, last)
         if tensor.second_size:
             place = (f"{tensor.second_offset:#x}", str(tensor.second_size), str(spec.ALIGN))
-            yield ("plane", name, *place, owner, first, last)
+            yield ("plane", name, *place, owner + away.get((index, 1), ""), first, last)
+
+
+def _away(artifact: Artifact) -> dict[tuple[int, int], str]:
+    """How planes are read that do not stay in memory, by tensor and plane."""
+    told = {spec.ColdBy.STREAM: ", streamed", spec.ColdBy.ROWS: ", by rows"}
+    if cold.problem(artifact.cold, artifact.tensors):
+        return {}
+    return {(r.tensor, r.plane): told[spec.ColdBy(r.by)] for r in artifact.cold}
 
 
 def _use(artifact: Artifact, tensor: Tensor) -> tuple[str, str]:

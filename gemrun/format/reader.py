@@ -24,9 +24,11 @@ from gemrun.format import pins, records, sizes, spec, tokens, writer
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.files import open_regular
 from gemrun.format.spec import (
+    Cold,
     Conf,
     Header,
     KvUnit,
+    Ladder,
     Layer,
     Plan,
     Record,
@@ -56,6 +58,7 @@ class Records:
     plans: tuple[Plan, ...]
     ropes: tuple[Rope, ...]
     thermal: Thermal
+    ladder: Ladder | None  # an artifact from before it had one: the usual one
     tests: tuple[TestVector, ...]
     tokenizer: tokens.Tokenizer
     template: tokens.Template | None
@@ -93,6 +96,15 @@ class Artifact(Records):
     def units_of(self, layer: int) -> Sequence[KvUnit]:
         """The units of one layer, by KV head; none where all keep everything."""
         return sizes.units_of(self.layers[layer], self.units)
+
+    @property
+    def cold(self) -> tuple[Cold, ...]:
+        """The records of COLD, as they are: no reader has checked them (gemcheck does)."""
+        if "COLD" not in self.sections:
+            return ()
+        data, least = self.section("COLD"), spec.size_of(Cold)
+        step = max(self.sections["COLD"].record_size, least)
+        return tuple(Cold.unpack(data, at) for at in range(0, len(data) - least + 1, step))
 
     def close(self) -> None:
         """Give the mapping back; views of it must be gone."""
@@ -162,6 +174,8 @@ def _read(image: memoryview, verify: Verify) -> Artifact:
         manifest_.check(
             manifest, found.conf, found.layers, found.tensors, found.segments, found.units
         )
+        if found.ladder is not None:
+            records.check_ladder(found.ladder)
         manifest_.check_pin(manifest, None if found.pin is None else len(found.pin.ids))
     return Artifact(
         header=header,
@@ -312,7 +326,8 @@ def _entry_problem(entry: Section, name: bytes) -> str:
         return f"has unknown flags {entry.flags:#x}"
     if any(entry.reserved0) or any(entry.reserved1):
         return "has a reserved byte that is set"
-    if entry.mem_size != entry.size:
+    cold = name == b"WHOT" and entry.flags & spec.SectionFlag.COLD
+    if entry.mem_size > entry.size or (entry.mem_size != entry.size and not cold):
         return f"has {entry.size} bytes in the file and {entry.mem_size} in memory"
     records_end = entry.record_size * entry.record_count
     if records_end != entry.size if entry.record_size else entry.record_count != 0:
@@ -333,7 +348,8 @@ def _present(entries: Sequence[Section], masked: bool) -> dict[str, Section]:
         what = f"section {mask}: is there without its feature bit"
         raise FormatError(Code.MISSING, what, REBUILD)
     for entry in entries:
-        if entry.type not in known and entry.flags & spec.SectionFlag.REQUIRED:
+        strange = known.get(entry.type, "COLD") == "COLD"  # the engine's core does not know that
+        if strange and entry.flags & spec.SectionFlag.REQUIRED:
             what = f"section {entry.name[:4]!r}: is required and unknown here"
             raise FormatError(Code.MISSING, what, "use the release that made it")
     return out
@@ -392,6 +408,7 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
     ropes = records.read_ropes(conf, layers, _part(image, sections["ROPE"]))
     thermal = _array(image, sections, Thermal, "THRM", 1)[0]
     records.check_thermal(thermal)
+    ladder = _ladder(image, sections)
     tests = _array(image, sections, TestVector, "TEST", spec.MAX_TESTS)
     records.check_tests(conf, tests)
     tokenizer = tokens.read_tokn(_part(image, sections["TOKN"]), conf.vocab_rows)
@@ -410,11 +427,19 @@ def _records(image: memoryview, sections: Mapping[str, Section], features: int) 
         plans,
         ropes,
         thermal,
+        ladder,
         tests,
         tokenizer,
         template,
         pin,
     )
+
+
+def _ladder(image: memoryview, sections: Mapping[str, Section]) -> Ladder | None:
+    """Not checked: an engine that is told no temperature does not look at it."""
+    at, need = spec.size_of(Thermal), spec.size_of(Thermal) + spec.size_of(Ladder)
+    entry = sections["THRM"]
+    return Ladder.unpack(_part(image, entry), at) if entry.record_size >= need else None
 
 
 # ---- rows 18 to the end ----
@@ -428,6 +453,7 @@ def _ram(header: Header, sections: Mapping[str, Section], found: Records) -> Non
         header.file_size,
         sections["WHOT"].size,
         found.units,
+        sections["WHOT"].mem_size,
     )
     wanted = {
         "ram_weights": totals.weights,

@@ -19,6 +19,7 @@ from gemrun.format.spec import (
     Format,
     KvType,
     KvUnit,
+    Ladder,
     Layer,
     LayerFlag,
     Plan,
@@ -443,6 +444,35 @@ def check_thermal(thermal: Thermal) -> None:
     r.number("device_max_c", thermal.device_max_c, 0)
     r.equal("mode", thermal.mode, 0)
     r.zero(reserved=thermal.reserved)
+
+
+def check_ladder(ladder: Ladder) -> None:
+    """FORMAT.md 2.9, the ladder."""
+    r = _Record(Code.THRM, "section THRM")
+    r.between("mode", ladder.mode, 0, max(spec.Mode))
+    r.between("rung_count", ladder.rung_count, 1, spec.MAX_RUNGS)
+    r.number("engage_c", ladder.engage_c, 0)
+    r.number("release_c", ladder.release_c, 0)
+    if ladder.engage_c != 0 or ladder.release_c != 0:
+        ordered = 0 < ladder.release_c < ladder.engage_c <= spec.MAX_CELSIUS
+        if not ordered:
+            raise r.fail(f"release_c {ladder.release_c}, engage_c {ladder.engage_c}")
+    r.between("rise", ladder.rise, 1, spec.MAX_RUNGS)
+    r.between("fault", ladder.fault, 0, ladder.rung_count - 1)
+    r.between("engage_ms", ladder.engage_ms, 1, spec.MAX_RUNG_MS)
+    r.between("release_ms", ladder.release_ms, 1, spec.MAX_RUNG_MS)
+    r.between("stale_ms", ladder.stale_ms, 100, spec.MAX_RUNG_MS)
+    r.zero(reserved=ladder.reserved)
+    before = spec.Rung(duty=1000, threads=1000, chunk=1000)
+    for index, rung in enumerate(ladder.steps()):
+        if index >= ladder.rung_count:
+            r.equal(f"rung {index}", rung, spec.Rung())
+            continue
+        r.between(f"rung {index} duty", rung.duty, 1, before.duty)
+        r.between(f"rung {index} threads", rung.threads, 1, before.threads)
+        r.between(f"rung {index} chunk", rung.chunk, 1, before.chunk)
+        r.equal(f"rung {index} reserved", rung.reserved, 0)
+        before = rung
 
 
 def check_tests(conf: Conf, tests: Sequence[TestVector]) -> None:

@@ -266,10 +266,11 @@ def rows_size(conf: Conf) -> int:
     return pad(4 * spec.HIDDEN_ROWS * conf.hidden, spec.LINE)
 
 
-def abi_of(conf: Conf, plans: Iterable[Plan]) -> int:
-    """The least engine ABI that reads the plan: 2 knows the second size of HIDDEN."""
+def abi_of(conf: Conf, plans: Iterable[Plan], cold: bool = False) -> int:
+    """The least engine ABI that reads it: 2 knows the second size of HIDDEN, 3 weights that do not
+    all stay in memory."""
     rows = any(p.kind == Buffer.HIDDEN and p.size == rows_size(conf) for p in plans)
-    return 2 if rows else 1
+    return 3 if cold else 2 if rows else 1
 
 
 # ---- totals ----
@@ -311,11 +312,13 @@ def totals(
     file_size: int,
     weights_size: int,
     units: Sequence[KvUnit] = (),
+    weights_held: int | None = None,
 ) -> Totals:
-    """Every RAM figure of the header; `weights_size` is the size of WHOT."""
+    """Every RAM figure of the header; `weights_size` is the size of WHOT, `weights_held` its
+    mem_size (None: all of it)."""
     weights = pad(weights_size, PAGE)
     return Totals(
-        weights=weights,
+        weights=weights if weights_held is None else pad(weights_held, PAGE),
         arena=pad(max((p.offset + p.size for p in plans), default=0), PAGE),
         kv=kv_size(conf, layers, units),
         tables=pad(file_size, PAGE) - weights,

@@ -16,7 +16,7 @@ MAGIC = b"\x8bGEM\r\n\x1a\n"
 BYTE_ORDER = 0x01020304
 MAJOR = 1
 MINOR = 0
-ENGINE_ABI = 2
+ENGINE_ABI = 3
 
 ALIGN = 256  # every section and every tensor
 WEIGHT_ALIGN = 65536  # WHOT
@@ -43,6 +43,9 @@ MAX_UNITS = MAX_LAYERS * MAX_HEADS  # records of KVMK
 MAX_HEAD_DIM = 512
 MAX_THREADS = 8
 MAX_TESTS = 64
+MAX_RUNGS = 8
+MAX_RUNG_MS = 600_000  # a time of the ladder
+MAX_CELSIUS = 150.0  # a temperature of the ladder
 TEST_PROMPT = 400
 TEST_STEPS = 64
 MAX_MANIFEST = 16 << 20
@@ -66,11 +69,12 @@ SECTIONS = (
     "THRM",
     "TEST",
     "PINP",
+    "COLD",
     "HDFJ",
     "MANI",
     "WHOT",
 )
-OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP"})
+OPTIONAL_SECTIONS = frozenset({"TMPL", "PINP", "COLD"})
 MASK_SECTION = "KVMK"  # there exactly with Feature.KV_MASK or KV_4BIT
 
 
@@ -198,6 +202,13 @@ class UnitFlag(IntFlag):
 
     VALUE4 = 1
     KEY4 = 2
+
+
+class ColdBy(IntEnum):
+    """How weights are read that do not stay in memory."""
+
+    STREAM = 0
+    ROWS = 1
 
 
 class Buffer(IntEnum):
@@ -526,6 +537,48 @@ class Thermal(Record):
     reserved: bytes = field_of("48s")
 
 
+class Mode(IntEnum):
+    """How a ladder was made: throttle modes."""
+
+    BALANCED = 0
+    PERFORMANCE = 1
+    AGGRESSIVE = 2
+    CONSERVATIVE = 3
+    SILENT = 4
+
+
+@dataclass(frozen=True)
+class Rung(Record):
+    """A step of the ladder: thousandths of the time, the threads and the chunk as opened."""
+
+    duty: int = field_of("H")
+    threads: int = field_of("H")
+    chunk: int = field_of("H")
+    reserved: int = field_of("H")
+
+
+@dataclass(frozen=True)
+class Ladder(Record):
+    """What a program that is told the temperature does; behind Thermal in the record of THRM."""
+
+    mode: int = field_of("I")
+    rung_count: int = field_of("I")
+    engage_c: float = field_of("f")
+    release_c: float = field_of("f")
+    rise: int = field_of("I")
+    fault: int = field_of("I")
+    engage_ms: int = field_of("I")
+    release_ms: int = field_of("I")
+    stale_ms: int = field_of("I")
+    rungs: bytes = field_of("64s")
+    reserved: bytes = field_of("28s")
+
+    def steps(self) -> tuple[Rung, ...]:
+        """All eight rungs, those that are not used as well."""
+        size = size_of(Rung)
+        return tuple(Rung.unpack(self.rungs, size * i) for i in range(MAX_RUNGS))
+
+
 @dataclass(frozen=True)
 class TestVector(Record):
     """A prompt, the greedy tokens that follow, and the digest of their logits."""
@@ -548,6 +601,16 @@ class Pin(Record):
     reserved: bytes = field_of("60s")
 
 
+@dataclass(frozen=True)
+class Cold(Record):
+    """A plane of a tensor that does not stay in memory."""
+
+    tensor: int = field_of("I")
+    plane: int = field_of("I")  # 0: its data, 1: its second plane
+    by: int = field_of("I")
+    reserved: int = field_of("I")
+
+
 # What the sections that are arrays hold.
 ARRAYS: dict[str, type[Record]] = {
     "CONF": Conf,
@@ -558,6 +621,7 @@ ARRAYS: dict[str, type[Record]] = {
     "PLAN": Plan,
     "THRM": Thermal,
     "TEST": TestVector,
+    "COLD": Cold,
 }
 
 

@@ -134,6 +134,7 @@ def records_of(
         tokn=bytes(artifact.section("TOKN")),
         tmpl=bytes(artifact.section("TMPL")) if "TMPL" in artifact.sections else None,
         thermal=artifact.thermal,
+        ladder=artifact.ladder,
         tests=writer.blank_tests(len(artifact.tests)),
         hdf=bytes(artifact.section("HDFJ")),
         hdf_sha256=header.hdf_sha256,
@@ -145,16 +146,19 @@ def records_of(
         ram_budget=header.ram_budget,
         units=units,
         pin=pins.blank(conf, layers, units, pinned.ids) if pinned else b"",
+        cold=artifact.cold,
     )
 
 
 def _refuse_newer(artifact: Artifact) -> None:
     """What a newer release put in would get lost."""
     strange = [name for name in artifact.sections if name not in spec.SECTIONS]
+    known = {name: spec.size_of(record) for name, record in spec.ARRAYS.items()}
+    known["THRM"] += spec.size_of(spec.Ladder) if artifact.ladder else 0
     strange += [
         name
-        for name, record in spec.ARRAYS.items()
-        if name in artifact.sections and artifact.sections[name].record_size != spec.size_of(record)
+        for name, size in known.items()
+        if name in artifact.sections and artifact.sections[name].record_size != size
     ]
     if artifact.header.minor > spec.MINOR or strange:
         what = f"header: format 1.{artifact.header.minor} {' '.join(strange)}".rstrip()

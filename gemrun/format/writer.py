@@ -50,6 +50,7 @@ class Part:
     data: bytes | Iterable[bytes] | None = None
     record_size: int = 0
     record_count: int = 0
+    held: int | None = None  # of its bytes those in memory at once; None: all
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,14 @@ def entry_of(part: Part, offset: int) -> Section:
     flags = 0 if part.type in spec.OPTIONAL_SECTIONS else SectionFlag.REQUIRED
     if part.type == "WHOT":
         flags |= SectionFlag.HOT
+    if part.held is not None:
+        flags |= SectionFlag.COLD
     return Section(
         type=spec.fourcc(part.type),
         flags=int(flags),
         offset=offset,
         size=part.size,
-        mem_size=part.size,
+        mem_size=part.size if part.held is None else part.held,
         record_size=part.record_size,
         record_count=part.record_count,
         name=part.type.encode("ascii").ljust(16, b"\0"),

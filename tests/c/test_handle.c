@@ -463,6 +463,24 @@ static void test_pause(void)
     gemrun_handle_close(h);
 }
 
+/* Neither a pause nor a slow pace holds a request beyond its deadline. */
+static void test_deadline_ends_a_sleep(void)
+{
+    int32_t ids[CONTEXT];
+    gemrun_handle_t *h = open_handle(paths[0]);
+    gemrun_request q = request_of(TOKENS);
+    q.deadline_ns = 50 * 1000000u;
+    for (uint32_t duty = 0; duty < 2; duty++) { /* 1: a step of 1 ms sleeps 1 s */
+        gemrun_handle_pace(h, duty, 0, duty, 0);
+        uint64_t begun = gs_now();
+        int32_t made = gemrun_handle_generate(h, "hello", &q, ids);
+        CHECK(made >= 0 && made < (int32_t)TOKENS && gs_now() - begun >= q.deadline_ns);
+        CHECK(duty > 0 || made == 0);
+        CHECK(stats_of(h).last.finish == GEMRUN_FINISH_DEADLINE);
+    }
+    gemrun_handle_close(h);
+}
+
 static void test_cancel(void)
 {
     client c;
@@ -1317,6 +1335,7 @@ int main(void)
     test_candidates();
     test_disable();
     test_pause();
+    test_deadline_ends_a_sleep();
     test_cancel();
     test_duty();
     test_turns();

@@ -63,7 +63,7 @@ static const rule rules[] = {
     {GEMRUN_E_SIZE, HEADER(file_size), 1, true},
     {GEMRUN_E_FEATURE, 0, offsetof(gb_header, required_features) + 7, 1, true},
     {GEMRUN_OK, HEADER(optional_features), 0xff, true},
-    {GEMRUN_E_ABI, HEADER(engine_abi_min), 2, true},
+    {GEMRUN_E_ABI, HEADER(engine_abi_min), 4, true},
     {GEMRUN_E_SIGNATURE, 0, 256, 1, false}, /* alg 1 alone is allowed, 3 is not: see below */
     {GEMRUN_E_SIGNATURE, 0, 300, 1, false},
     {GEMRUN_E_TABLE_CRC, ENTRY(3, flags), 2, false},
@@ -235,6 +235,31 @@ static void run_image(const image *m)
     gemrun_destroy(ctx);
 }
 
+/* Weights that do not all stay in memory: fewer are declared, with the flag alone. */
+static void test_cold(const image *good)
+{
+    image m = copy_of(good);
+    gb_section *s = image_section(&m, GB_SEC_WHOT);
+    gb_header *h = (gb_header *)(void *)m.bytes;
+    uint64_t held = 4096, less = h->ram_weights - held;
+    CHECK(s->size > 2 * held);
+    s->mem_size = held;
+    h->ram_weights -= less, h->ram_total -= less;
+    image_reseal(&m);
+    CHECK(status_of(&m) == GEMRUN_E_TABLE);
+    s->flags |= GB_SECF_COLD;
+    image_reseal(&m);
+    CHECK(status_of(&m) == GEMRUN_OK);
+    run_image(&m);
+    h->ram_weights += less, h->ram_total += less;
+    image_reseal(&m);
+    CHECK(status_of(&m) == GEMRUN_E_RAM);
+    s->mem_size = s->size + 1;
+    image_reseal(&m);
+    CHECK(status_of(&m) == GEMRUN_E_TABLE);
+    free(m.bytes);
+}
+
 /* Random damage behind right checksums: any status, no crash. */
 static void test_damage(const image *good, uint32_t rounds)
 {
@@ -280,6 +305,7 @@ int main(int argc, char **argv)
     test_cuts(&good);
     test_tables(&good);
     test_plan_overlap(&good);
+    test_cold(&good);
     test_damage(&good, argc > 2 ? (uint32_t)atoi(argv[2]) : 3000);
     free(good.bytes);
     puts("test_open: ok");

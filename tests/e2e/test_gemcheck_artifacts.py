@@ -57,14 +57,15 @@ def test_only_a_chosen_threshold_is_warned_of(
     assert own.returncode == 0, own.stdout + own.stderr
     policy = "80\u00b0C (policy of the target; continuous limit 70\u00b0C)\n"
     assert f"\u2713 Temperature threshold {policy}" in own.stdout
-    assert "--throttle-mode" not in own.stdout
+    assert "recommend" not in own.stdout
+    assert "\u2713 Throttle mode balanced: 8 rungs from 80\u00b0C" in own.stdout
     chosen = gemcheck("--verbose", artifact_cache(model, *common, "--temperature-threshold", "75"))
     assert chosen.returncode == 0, chosen.stdout + chosen.stderr
     assert (
         "\u26a0 Temperature threshold 75\u00b0C exceeds device spec for continuous load "
         "(max 70\u00b0C) \u2014 recommend --throttle-mode aggressive\n"
     ) in chosen.stdout
-    assert "no --throttle-mode yet" in chosen.stdout
+    assert "with --throttle-mode aggressive" in chosen.stdout
 
 
 def test_inspect_takes_the_names_of_the_checkpoint(

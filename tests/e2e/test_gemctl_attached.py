@@ -57,7 +57,7 @@ def told_apart(versions: tuple[Path, Path]) -> None:
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """How to start the examples; the one in C is built as its README says."""
     readme = (EXAMPLES / "embed_c" / "README.md").read_text(encoding="utf-8")
-    build = re.search(r"^cc .*$", readme, re.M)
+    build = re.search(r"^cc .*attached\.c .*$", readme, re.M)
     assert build is not None
     assert libraries()
     program = tmp_path_factory.mktemp("attached") / "attached"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -117,12 +118,13 @@ def test_what_is_on_probation_is_told_with_its_time(versions: tuple[Path, Path])
         again = typed(daemon, "model", "replace", versions[0])
         assert "serves already" in again.stdout
         other = typed(daemon, "model", "replace", versions[1], code=9)
-        assert "another version is on probation for 600 s, or 100000 more answers" in other.stderr
+        told = r"another version is on probation for (600|5\d\d) s, or 100000 more answers"
+        assert re.search(told, other.stderr)
         daemon.ask(PROMPT)
         for words in (["model", "list"], ["model", "status"]):
             shown = typed(daemon, *words).stdout
             assert "on probation" in shown
-            assert "9 min 5" in shown
+            assert re.search(r"[89] min \d", shown)
             assert "99999 more answers" in shown
         status = daemon.call("model.status", name="pilot")
         assert 500 < status["probation_left_s"] < 600

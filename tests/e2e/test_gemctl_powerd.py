@@ -777,7 +777,7 @@ def test_it_imports_little_and_stays_small(helper: Powerd, link: Link) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = set(done.stdout.split())
     ours = {name for name in names if name.startswith("gemctl")}
-    assert ours == {"gemctl", "gemctl.board", "gemctl.board.powerd"}
+    assert ours == {"gemctl", "gemctl.board", "gemctl.board.powerd", "gemctl.peers"}
     assert not names & {"pydantic", "click", "asyncio", "numpy", "msgpack", "ssl"}
 
 

@@ -101,7 +101,13 @@ def test_a_cache_that_is_95_percent_full_is_emptied_behind_an_answer(daemon: Dae
     full = -(-95 * size // 100)
     prompt = "x" * (size // 2)
     tokens = 5 + full - daemon.ask(prompt, 5)["kv_used"]  # of an answer that leaves exactly `full`
-    daemon.gemctl("--auto-reset-kv-cache")
+    assert daemon.call("stats")["kv_auto_reset_percent"] is None
+    assert "auto-reset off" in daemon.gemctl("stats")
+    on = "auto-reset on, after an answer that leaves it 95 % full"
+    assert on in daemon.gemctl("--auto-reset-kv-cache")  # what was changed is shown
+    assert on in daemon.gemctl("model", "status")
+    assert daemon.call("stats")["kv_auto_reset_percent"] == 95
+    assert daemon.call("model.status")["kv_auto_reset_percent"] == 95
     try:
         for more, left in ((-1, full - 1), (0, 0), (1, 0), (-1, full - 1)):
             before = len(daemon.events("kv.reset"))
@@ -221,8 +227,9 @@ def test_the_end_of_the_context(daemon: Daemon) -> None:
     assert (found["finish"], found["generated_tokens"]) == ("max_tokens", 400)
     assert found["slides"] > 0
     words = ["generate", "--raw", "--max-tokens", "400", "--temperature", "0", "--ignore-eos"]
-    assert daemon.gemctl(*words, "--on-full", "mark", "abc").rstrip("\n") == (
-        wanted[1]["text"] + "[TRUNCATED]"
+    told = "gemctl: generate: the context is full after 190 tokens; --on-full slide goes on\n"
+    assert daemon.gemctl(*words, "--on-full", "mark", "abc") == (
+        f"{wanted[1]['text']}[TRUNCATED]\n{told}"  # the answer, and on stderr why it ends
     )
     slid = json.loads(daemon.gemctl(*words, "--on-full", "slide", "--json", "abc"))
     assert (slid["text"], slid["slides"]) == (found["text"], found["slides"])

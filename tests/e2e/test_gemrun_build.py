@@ -15,7 +15,10 @@ from gemrun import _build
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 KERNELS = "gr_kern_ref.c"  # compiled once per instruction set
-HEADERS = ["gemrun.h", "gemrun_control.h", "gemrun_session.h", "gemrun_batch.h"]
+HEADERS = [
+    *("gemrun.h", "gemrun_batch.h", "gemrun_board.h", "gemrun_control.h", "gemrun_session.h"),
+    "gemrun_thermal.h",
+]
 CC = os.environ.get("CC", "cc")
 STRICT = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 

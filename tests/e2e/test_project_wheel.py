@@ -72,6 +72,9 @@ def test_wheel_holds_what_is_needed(wheel: Path) -> None:
         "gemmake/hdf_data/jetson-orin-nano.toml",
         "gemmake/hdf_data/soc/tegra234.toml",
         "gemmake/py.typed",
+        "gemmake/engine_source/CMakeLists.txt",
+        "gemmake/engine_source/cmake/zig.cmake",
+        "gemmake/engine_source/csrc/kernels.list",
         "gembin_toolchain-0.1.0.data/scripts/gemrun",
         "gembin_toolchain-0.1.0.dist-info/licenses/LICENSE",
     ):

@@ -135,7 +135,7 @@ DEFECTS: dict[str, dict[str, Defect]] = {
     },
     "SIZE": {"cut": cut, "longer": lambda image: image + bytes(256)},
     "FEATURE": {"bit-40": header(48, "Q", 1 << 40)},
-    "ABI": {"abi-3": header(112, "I", 3)},
+    "ABI": {"abi-4": header(112, "I", 4)},
     "SIGNATURE": {"unsigned-with-bytes": signature},
     "TABLE_CRC": {"flipped": lambda image: image[:512] + bytes([image[512] ^ 1]) + image[513:]},
     "TABLE": {

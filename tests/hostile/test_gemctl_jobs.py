@@ -79,6 +79,15 @@ def asked(daemon: Daemon, path: Path, method: str = "model.stage", **more: Any) 
         return begun(daemon, method, stream.fileno(), name="pilot", **more)
 
 
+def first_token(sock: socket.socket) -> None:
+    """Wait until a streamed answer has begun."""
+    data = b""
+    while b'"token"' not in data:
+        more = sock.recv(1 << 16)
+        assert more, data
+        data += more
+
+
 def last_reply(sock: socket.socket) -> dict[str, Any]:
     """The result or error; events before it are left out."""
     data = b""
@@ -286,43 +295,48 @@ def test_what_made_room_comes_back(versions: tuple[Path, Path]) -> None:
 def test_what_is_about_to_make_room_stays(versions: tuple[Path, Path]) -> None:
     """Its request has not ended yet: it serves on, and the request ends as if nothing was."""
     size = declared(versions[0]).ram_total
-    with Daemon(models={"memory_most_bytes": size + size // 2, "probation_s": 0.2}) as daemon:
+    models = {"memory_most_bytes": size + size // 2, "probation_s": 0.2}
+    with Daemon(models=models, worker={"hang_s": 300.0}) as daemon:
         serving(daemon, versions[0])
-        worker = daemon.workers()
-        daemon.call("throttle.set", duty=0.02)
+        (worker,) = daemon.workers()
         fields = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0.0, "ignore_stop_ids": True}
+        os.kill(worker, signal.SIGSTOP)  # or the request might end meanwhile
         with begun(daemon, "generate", **fields, stream=False) as answer:
             wait_for(lambda: daemon.call("stats")["requests"]["active"])
             with asked(daemon, versions[1], "model.replace", serial=True):
                 wait_for(lambda: row(daemon)["state"] == "loading")
             wait_for(lambda: job(daemon) is None)
-            daemon.call("throttle.set", duty=1.0)
+            os.kill(worker, signal.SIGCONT)
             assert last_reply(answer)["result"]["text"] == answer_of(versions[0], PROMPT, 60)
-        assert daemon.workers() == worker
+        assert daemon.workers() == [worker]
         assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
 
 
-def test_behind_the_flip_it_is_too_late(daemon: Daemon, versions: tuple[Path, Path]) -> None:
+def test_behind_the_flip_it_is_too_late(versions: tuple[Path, Path]) -> None:
     """A request of before holds up the drain; the new version answers already."""
-    serving(daemon, versions[0])
-    daemon.call("throttle.set", duty=0.02)
-    fields = {"prompt": PROMPT, "max_tokens": 100, "temperature": 0.0, "ignore_stop_ids": True}
-    with begun(daemon, "generate", **fields):
-        wait_for(lambda: daemon.call("stats")["requests"]["active"])
-        command = typed(daemon, "model", "replace", versions[1])
-        found = wait_for(lambda: job(daemon, "drain"))
-        assert not found["can_cancel"]
-        with pytest.raises(Refused, match="past the point where it can be cancelled") as error:
-            daemon.call("cancel", id=found["id"])
-        assert error.value.code == "conflict"
-        command.send_signal(signal.SIGINT)
-        _, err = command.communicate(timeout=60)
-        assert command.returncode == 130
-        assert "past the point where it can be cancelled; wait for its end" in err
-        daemon.call("throttle.set", duty=1.0)
-    wait_for(lambda: job(daemon) is None)
-    assert daemon.call("model.status", name="pilot")["digest"] == digest_of(versions[1])
-    assert settled(daemon)["current"] == digest_of(versions[1])
+    with Daemon(worker={"hang_s": 300.0}) as daemon:  # nobody minds that it is stopped
+        serving(daemon, versions[0])
+        (worker,) = daemon.workers()
+        daemon.call("throttle.set", duty=0.02)
+        fields = {"prompt": PROMPT, "max_tokens": 100, "temperature": 0.0, "ignore_stop_ids": True}
+        with begun(daemon, "generate", **fields, stream=True) as answer:
+            first_token(answer)  # its prompt is read: what comes now does not wait for that
+            os.kill(worker, signal.SIGSTOP)  # or the request might end meanwhile
+            daemon.call("throttle.set", duty=1.0)
+            command = typed(daemon, "model", "replace", versions[1])
+            found = wait_for(lambda: job(daemon, "drain"))
+            assert not found["can_cancel"]
+            with pytest.raises(Refused, match="past the point where it can be cancelled") as error:
+                daemon.call("cancel", id=found["id"])
+            assert error.value.code == "conflict"
+            command.send_signal(signal.SIGINT)
+            _, err = command.communicate(timeout=60)
+            assert command.returncode == 130
+            assert "past the point where it can be cancelled; wait for its end" in err
+            os.kill(worker, signal.SIGCONT)
+        wait_for(lambda: job(daemon) is None)
+        assert daemon.call("model.status", name="pilot")["digest"] == digest_of(versions[1])
+        assert settled(daemon)["current"] == digest_of(versions[1])
 
 
 @pytest.mark.parametrize("word", ["load", "enable", "switch"])

@@ -402,6 +402,7 @@ def test_a_pipe_as_configuration_ends_the_start(tmp_path: Path) -> None:
 def test_a_state_folder_that_is_none_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = tmp_path / "c.toml"
+    told = f'gemctld: {config}:2: daemon.state: "{tmp_path / "file"}" is no folder; name one\n'
     for place in ("file", "file/below"):
         state, sock = tmp_path / place, tmp_path / "s"
         config.write_text(f'[daemon]\nstate = "{state}"\nsocket = "{sock}"\n', encoding="utf-8")
@@ -410,10 +411,13 @@ def test_a_state_folder_that_is_none_ends_the_start(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
+        assert done.stderr.count("\n") == 1
+        if place == "file":  # the configuration's mistake
+            assert (done.returncode, done.stderr) == (2, told)
+            continue
         assert done.returncode == 8
         assert done.stderr.startswith(f"gemctld: {state}: ")
         assert done.stderr.endswith("; check the disk and the permissions\n")
-        assert done.stderr.count("\n") == 1
 
 
 def test_a_reload_waits_for_no_pipe(daemon: Daemon) -> None:

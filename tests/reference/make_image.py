@@ -561,9 +561,11 @@ def _seal(header: Any, table: Any) -> bytes:
     return bytes(header.tobytes())
 
 
-def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) -> bytes:
-    """The bytes of an artifact. `fill` gets the finished image with an empty test vector and
-    returns the record that replaces it (None: it stays as it is)."""
+def make(
+    shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None, hdf: bytes = b"{}"
+) -> bytes:
+    """The bytes of an artifact for the board of `hdf`. `fill` gets the finished image with an empty
+    test vector and returns the record that replaces it (None: it stays as it is)."""
     tensors = Maker(shape, seed).tensors()
     ropes, rope_count = _ropes(shape)
     plan, layers, units = _plan(shape, tensors), _layers(shape, tensors), _units(shape)
@@ -575,7 +577,7 @@ def make(shape: Shape, seed: int, fill: Callable[[bytes], Any] | None = None) ->
         "TENS": tens.tobytes(), "SEGM": segm.tobytes(), "PLAN": plan.tobytes(),
         "TOKN": byte_tokenizer(shape.vocab),
         "ROPE": ropes, "THRM": _record(rec.THERMAL).tobytes(), "TEST": test.tobytes(),
-        "HDFJ": b"{}", "MANI": b"\x80", "WHOT": whot,
+        "HDFJ": hdf, "MANI": b"\x80", "WHOT": whot,
     }  # fmt: skip
     start = int(_table(list(fixed.items()))[0][-1]["offset"])
     tens["offset"] += start

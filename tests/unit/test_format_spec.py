@@ -26,8 +26,11 @@ RECORDS = {
     "gb_plan": spec.Plan,
     "gb_rope": spec.Rope,
     "gb_thermal": spec.Thermal,
+    "gb_rung": spec.Rung,
+    "gb_ladder": spec.Ladder,
     "gb_test": spec.TestVector,
     "gb_pin": spec.Pin,
+    "gb_cold": spec.Cold,
 }
 ENUMS: dict[str, type[IntEnum]] = {
     "GB_SECF_": spec.SectionFlag,  # type: ignore[dict-item]
@@ -42,12 +45,14 @@ ENUMS: dict[str, type[IntEnum]] = {
     "GB_KV_": spec.KvType,
     "GB_BUF_": spec.Buffer,
     "GB_OP_": spec.Op,
+    "GB_MODE_": spec.Mode,
+    "GB_COLD_": spec.ColdBy,
 }
 LIMITS = """
     ALIGN WEIGHT_ALIGN LINE PANEL GROUP SUPERBLOCK UNIT KV_BLOCK MAX_SECTIONS MAX_LAYERS
     MAX_TENSORS MAX_SEGMENTS MAX_PLAN MAX_ROPES MAX_VOCAB MAX_CONTEXT MAX_CHUNK MAX_HIDDEN
-    MAX_FFN MAX_HEADS MAX_HEAD_DIM MAX_THREADS MAX_TESTS TEST_PROMPT TEST_STEPS MAX_MANIFEST
-    BYTE_ORDER MAJOR MINOR ENGINE_ABI REQ_KNOWN
+    MAX_FFN MAX_HEADS MAX_HEAD_DIM MAX_THREADS MAX_TESTS MAX_RUNGS TEST_PROMPT TEST_STEPS
+    MAX_MANIFEST BYTE_ORDER MAJOR MINOR ENGINE_ABI REQ_KNOWN
 """.split()  # noqa: SIM905
 
 

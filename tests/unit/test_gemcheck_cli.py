@@ -87,7 +87,11 @@ def test_json_of_one_and_of_several() -> None:
 def test_verbose_adds_hints_to_warnings() -> None:
     verbose = run("--verbose", GOOD)
     assert verbose.exit_code == 0
-    for hint in ("lower --temperature-threshold", "no --throttle-mode yet", "gemmake sign"):
+    for hint in (
+        "lower --temperature-threshold",
+        "with --throttle-mode aggressive",
+        "gemmake sign",
+    ):
         assert hint in verbose.stdout, hint
         assert hint not in run(GOOD).stdout, hint
 

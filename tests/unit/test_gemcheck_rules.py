@@ -14,11 +14,13 @@ import pytest
 from fuzz.mutate import find, reseal, section_range
 from gemmake.check import rules
 from gemmake.check.rules import Severity, Subject, check_file
+from gemmake.hdf import load_hdf
+from gemmake.passes import thermal
 from gemrun.format import manifest, units
 from gemrun.format.codes import Code
 from gemrun.format.pins import Pinned
 from gemrun.format.reader import canonical_json, read_artifact
-from gemrun.format.spec import Thermal
+from gemrun.format.spec import Mode, Thermal
 from golden import make, refused
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -86,8 +88,8 @@ FIVE = ("signature", "layout", "quantization", "mask", "temperature")
 def test_temperature(
     write: Callable[[make.Golden], Path], threshold: float, limit: float, mark: Severity, text: str
 ) -> None:
-    thermal = Thermal(threshold_c=threshold, device_max_c=limit)
-    report = check_file(write(changed(make.build(make.INT4), thermal=thermal)))
+    stored = Thermal(threshold_c=threshold, device_max_c=limit)
+    report = check_file(write(changed(make.build(make.INT4), thermal=stored)))
     assert severity(report, "temperature") is mark
     assert text in line(report, "temperature")
     assert report.exit_code == 0
@@ -111,8 +113,8 @@ def test_a_threshold_of_the_targets_policy_is_no_fault(
     golden = hdf_with(golden, policy={**table["policy"], **named})
     told = manifest.decode(golden.records.manifest)
     told["options"]["temperature_threshold"] = asked
-    thermal = Thermal(threshold_c=80.1, device_max_c=70.0)
-    report = check_file(write(changed(golden, manifest=manifest.encode(told), thermal=thermal)))
+    stored = Thermal(threshold_c=80.1, device_max_c=70.0)
+    report = check_file(write(changed(golden, manifest=manifest.encode(told), thermal=stored)))
     assert report.exit_code == 0
     assert severity(report, "temperature") is mark
     if mark is Severity.OK:
@@ -126,8 +128,61 @@ def test_a_threshold_of_the_targets_policy_is_no_fault(
         "(max 70\u00b0C) \u2014 recommend --throttle-mode aggressive"
     )
     hint = next(f.hint for f in report.findings if f.rule == "temperature")
-    assert "no --throttle-mode yet" in hint
+    assert "with --throttle-mode aggressive" in hint
     assert "lower --temperature-threshold" in hint
+
+
+def laddered(mode: Mode, engage: float, told: str | None = None) -> make.Golden:
+    """A golden model with a ladder, compiled with a threshold of 75 and the mode that was told."""
+    golden = make.build(make.INT4)
+    options = manifest.decode(golden.records.manifest)
+    options["options"] |= {"temperature_threshold": 75.0}
+    options["options"] |= {"throttle_mode": told} if told else {}
+    ladder = thermal.ladder(load_hdf("jetson-orin-nano"), 75.0, mode)
+    ladder = replace(ladder, engage_c=engage, release_c=max(0.0, engage - 5.0))
+    return changed(golden, manifest=manifest.encode(options), ladder=ladder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "engage", "told", "text"),
+    [
+        (Mode.BALANCED, 75.0, None, "\u2713 Throttle mode balanced: 8 rungs from 75\u00b0C, down"),
+        (Mode.SILENT, 65.0, "silent", "\u2713 Throttle mode silent: 6 rungs from 65\u00b0C, down"),
+        (
+            Mode.PERFORMANCE,
+            0.0,
+            "performance",
+            "\u2713 Throttle mode performance: 8 rungs, no limit",
+        ),
+        (
+            Mode.BALANCED,
+            75.0,
+            "silent",
+            "\u26a0 Throttle mode balanced: 8 rungs from 75\u00b0C, the",
+        ),
+        (Mode.BALANCED, 80.0, None, "the options say balanced and 75\u00b0C"),
+    ],
+)
+def test_a_ladder_begins_where_target_and_options_say(
+    write: Callable[[make.Golden], Path], mode: Mode, engage: float, told: str | None, text: str
+) -> None:
+    report = check_file(write(laddered(mode, engage, told)))
+    assert text in line(report, "ladder")
+    assert report.exit_code == 0
+
+
+def test_an_artifact_from_before_has_no_ladder() -> None:
+    report = check_file(GOLDEN / "v1.0/tiny-int4.gembin")
+    assert all(f.rule != "ladder" for f in report.findings)
+
+
+def test_a_ladder_that_begins_at_the_limit_is_not_recommended_again(
+    write: Callable[[make.Golden], Path],
+) -> None:
+    report = check_file(write(laddered(Mode.AGGRESSIVE, 70.0, "aggressive")))
+    finding = next(f for f in report.findings if f.rule == "temperature")
+    assert finding.severity is Severity.WARNING
+    assert "begins at the limit already" in finding.hint
 
 
 def test_unsigned_is_no_failure() -> None:

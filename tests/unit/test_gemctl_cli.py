@@ -56,7 +56,7 @@ STATS: dict[str, Any] = {
         ("throttle --temp 75 --external-temp-sensor file:/t:0.001", ["throttle", "--temp", "75"],
          False, None, "file:/t:0.001"),
         ("--external-temp-sensor=hwmon:k/temp1 stats", ["stats"], False, None, "hwmon:k/temp1"),
-        ("--no-auto-reset-kv-cache", ["throttle"], False, False, None),
+        ("--no-auto-reset-kv-cache", ["stats"], False, False, None),
         ("--auto-reset-kv-cache=0 stats", ["stats"], False, 0, None),
         ("stats --auto-reset-kv-cache=90%", ["stats"], False, 90, None),
         ("generate -- --json", ["generate", "--", "--json"], False, None, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -241,6 +242,39 @@ def test_a_write_cut_off_between_its_two_renames_loses_nothing(tmp_path: Path) -
     again.load()
     again.save(State())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["state.json", "state.json.previous"]
+
+
+def test_a_state_that_somebody_took_away_is_told(tmp_path: Path) -> None:
+    """The one before it lacks the last change."""
+    with StateFile(tmp_path) as file:
+        file.save(FULL)
+        file.save(State(active="x"))
+    (tmp_path / "state.json").unlink()
+    found = reopened(tmp_path)
+    assert found.state == FULL
+    path = tmp_path / "state.json"
+    told = f"{path}: is missing; state.json.previous is used instead; check what is wanted"
+    assert found.warnings == (told,)
+
+
+def test_a_second_rename_that_fails_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.rename
+
+    def rename(old: str, new: str, **more: int) -> None:
+        if old == ".state.json.new":
+            raise OSError(errno.ENOSPC, "no space")
+        real(old, new, **more)
+
+    with StateFile(tmp_path) as file:
+        file.save(FULL)
+        monkeypatch.setattr(os, "rename", rename)
+        with pytest.raises(ApiError):
+            file.save(State(active="x"), insist=True)
+        monkeypatch.setattr(os, "rename", real)
+        assert [one.name for one in tmp_path.iterdir()] == ["state.json"]
+        assert reopened(tmp_path) == state.Loaded(FULL)
 
 
 # ---- changes ----

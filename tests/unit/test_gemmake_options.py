@@ -1,8 +1,9 @@
-"""Options: what is refused by name, and ranges."""
+"""Options: ranges, and what goes together."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,34 +12,19 @@ from click.testing import CliRunner
 from gemmake.cli import main
 from gemmake.errors import UsageError
 from gemmake.options import (
-    REFUSED,
+    COMMAND,
     CompileOptions,
     KvGate,
     KvKeys,
+    KvType,
+    Offload,
+    Profile,
     Quantization,
+    ThrottleMode,
+    asked,
 )
 
 BASE = ["--model", "m", "--target", "generic-x86-64", "--output", "o.gembin"]
-
-#: May only shrink: an option leaves this list when it works.
-STILL_REFUSED = {
-    ("--throttle-mode", "aggressive"),
-    ("--profile", "lite"),
-}
-
-
-def test_the_refused_list_is_complete_and_does_not_grow() -> None:
-    assert {name for name, _ in STILL_REFUSED} == set(REFUSED)
-
-
-@pytest.mark.parametrize("pair", sorted(STILL_REFUSED))
-def test_unsupported_options_are_refused_by_name_in_one_sentence(pair: tuple[str, str]) -> None:
-    result = CliRunner().invoke(main, [*BASE, *pair])
-    assert result.exit_code == 2
-    error = result.stderr.strip().splitlines()[-1]
-    assert pair[0] in error
-    assert "not supported" in error
-    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -94,19 +80,37 @@ def test_a_gate_that_is_none_is_refused_with_the_form(text: str) -> None:
     assert "use kl=0.005,top1=0.97,perplexity=0.005,recall=0.01" in " ".join(result.stderr.split())
 
 
+def test_a_profile_brings_what_the_command_does_not_name() -> None:
+    files = {"model": Path("m"), "target": "t", "output": Path("o")}
+    lite = asked(Profile.LITE, **files)
+    assert (lite.context, lite.chunk, lite.offloaded) == (512, 32, Offload.ROWS)
+    named = asked(Profile.LITE, 1024, 64, offload=Offload.NONE, **files)
+    assert (named.context, named.chunk, named.offloaded) == (1024, 64, Offload.NONE)
+    usual = asked(Profile.STANDARD, **files)
+    assert (usual.context, usual.chunk, usual.offloaded) == (1024, 128, Offload.NONE)
+    with pytest.raises(UsageError, match="use --kv-cache-type int8"):
+        asked(Profile.LITE, kv_type=KvType.DENSE, **files)
+
+
 def test_options_that_are_as_usual_leave_no_trace_in_the_manifest() -> None:
     files = {"model": Path("m"), "target": "t", "output": Path("o")}
-    usual = CompileOptions(**files).recorded()
-    for name in ("reserve_mib", "ram_fraction"):
+    usual = asked(Profile.STANDARD, **files).recorded()
+    for name in ("profile", "offload", "reserve_mib", "ram_fraction"):
         assert name not in usual
-    told = CompileOptions(reserve_mib=0, ram_fraction=0.9, **files).recorded()
+    told = asked(
+        Profile.LITE, offload=Offload.FFN, reserve_mib=0, ram_fraction=0.9, **files
+    ).recorded()
+    assert told["profile"] == "lite"
+    assert told["offload"] == "ffn"
     assert told["reserve_mib"] == 0
     assert told["ram_fraction"] == 0.9
 
 
 def test_the_command_of_options_gives_them_again() -> None:
-    options = CompileOptions(
-        chunk=16,
+    options = asked(
+        Profile.LITE,
+        None,
+        16,
         model=Path("a folder/m.gguf"),
         target="meter-256mb",
         output=Path("o.gembin"),
@@ -116,10 +120,13 @@ def test_the_command_of_options_gives_them_again() -> None:
         pin_prompt="it's",
         pin_system=True,
         reserve_mib=10,
+        throttle_mode=ThrottleMode.SILENT,
     )
     words = shlex.split(options.command())
     assert words[:3] == ["gemmake", "--model", "a folder/m.gguf"]
     assert "--kv-cache-size" not in words
     with main.make_context("gemmake", words[1:]) as context:
-        given = {k: v for k, v in context.params.items() if k != "debug"}
-    assert CompileOptions(**given) == options
+        given = {k: v for k, v in context.params.items() if k not in ("debug", "bsp_version")}
+    assert asked(**given) == options
+    silent = {"workers", "baseline", "dump_after", "verbose"}  # change nothing of the artifact
+    assert {f.name for f in fields(CompileOptions)} == {name for _, name in COMMAND} | silent

@@ -78,11 +78,12 @@ def test_placement_lines_are_one_a_layer_and_the_summary_last() -> None:
     offered = place.accelerators(hdf)
     placements = place.place(MODEL, offered)
     lines = place.placement_lines(MODEL, placements, offered, hdf.board, [1_000_000, 2_000_000])
-    assert len(lines) == 3
-    assert lines[0].startswith("[CPU] layer 0: full attention, 4/2 heads of 64, SwiGLU 96")
-    assert lines[1].startswith("[CPU] layer 1: window 32, 4/2 heads of 64, GeGLU 96")
-    assert "cuda" in lines[0] or "gpu" in lines[0]
-    assert lines[2] == "[NVDLA] Offloaded 0/2 layers to NVDLA engine (orin-nano has none)"
+    parts = "(norms, attention, FFN; GPU needs the [jetson] backend)"
+    assert lines == [
+        f"[CPU] layer 0: full attention, 4/2 heads of 64, SwiGLU 96, 1.00 MB of weights {parts}",
+        f"[CPU] layer 1: window 32, 4/2 heads of 64, GeGLU 96, 2.00 MB of weights {parts}",
+        "[NVDLA] Offloaded 0/2 layers to NVDLA engine (orin-nano has none)",
+    ]
 
 
 def test_a_board_with_nvdla_says_why_it_takes_no_layer() -> None:
@@ -92,6 +93,49 @@ def test_a_board_with_nvdla_says_why_it_takes_no_layer() -> None:
         "[NVDLA] Offloaded 0/2 layers to NVDLA engine (NVDLA runs convolutions through TensorRT "
         "only)"
     )
+
+
+def test_every_part_of_every_layer_is_placed_once() -> None:
+    placed = place.place(MODEL, place.Accelerators())
+    wanted = [(MODEL_LAYER, "embedding")]
+    wanted += [(layer, op) for layer in (0, 1) for op in ("norms", "attention", "FFN")]
+    assert [(p.layer, p.op) for p in placed] == [*wanted, (MODEL_LAYER, "head")]
+    assert {p.engine for p in placed} == {"CPU"}
+    assert {p.reason for p in placed} == {"no accelerator on this target"}
+
+
+def reasons(board: str) -> dict[str, str]:
+    placed = place.place(MODEL, place.accelerators(load_hdf(board)))
+    return {p.op: p.reason for p in placed}
+
+
+def test_why_no_other_engine_takes_a_part_depends_on_the_part() -> None:
+    jetson = "needs the [jetson] backend, which is not part of this version"
+    assert set(reasons("jetson-orin-nano").values()) == {f"GPU: {jetson}"}
+    both = reasons("jetson-orin-nx-16gb")
+    assert all(reason.startswith(f"GPU: {jetson}, NVDLA: ") for reason in both.values())
+    assert both["attention"].endswith("grow with every token, a compiled convolution does not")
+    assert both["FFN"].endswith("no codes with a scale for 32 inputs")
+    npu = reasons("rk3588-8gb")
+    assert npu["FFN"].startswith("NPU: the vendor's SDK takes int8 graphs")
+    assert set(reasons("raspberry-pi-5").values()) == {"no accelerator on this target"}
+
+
+def test_the_parts_are_told_one_by_one_with_the_engines_that_took_none() -> None:
+    offered = place.accelerators(load_hdf("jetson-orin-nx-16gb"))
+    lines = list(place.op_lines(MODEL, place.place(MODEL, offered), offered))
+    begins = (
+        "[CPU] embedding: a row of 64 for each token, of 100 (GPU: ",
+        "[CPU] norms in 2 layers: 5 of 64 (GPU: ",
+        "[CPU] attention in 2 layers: 4 KV heads (GPU: ",
+        "[CPU] FFN in 2 layers: GeGLU 96, SwiGLU 96 (GPU: ",
+        "[CPU] head: 100 rows of 64, those of the embedding (GPU: ",
+        "[GPU] 8 parts left to the CPU: needs the [jetson] backend",
+    )
+    assert len(lines) == len(begins)
+    for line, begin in zip(lines, begins, strict=True):
+        assert line.startswith(begin)
+    assert not any("NVDLA] " in line for line in lines)
 
 
 @pytest.mark.parametrize("target", ["generic-x86-64", "generic-aarch64", "jetson-orin-nano"])

@@ -98,7 +98,7 @@ BOARDS = {
     ),
     "meter-256mb": (
         "meter-256mb",
-        "07aff1bcdb9296dd6d0fc138619adc5bfd87de50bb4a62b58666ef0d8a8d3e6f",
+        "c275500a550e116be3559a102e5a162f16b88995fbd6ea34eae276578caef93a",
     ),
     "raspberry-pi-4": (
         "raspberry-pi-4",

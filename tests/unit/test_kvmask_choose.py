@@ -21,11 +21,12 @@ SMALL, MIDDLE = Budget(1, 3), Budget(1, 7)
 
 
 def test_budgets_save_at_least_a_block() -> None:
-    assert [b.tokens for b in budgets_for(2048)] == [32 * s for s in SIZES]
+    assert [b.tokens for b in budgets_for(8192)] == [32 * s for s in SIZES]
+    assert [b.tokens for b in budgets_for(2048)] == [128, 256, 512, 1024]
     assert [b.tokens for b in budgets_for(1024)] == [128, 256, 512]
     assert budgets_for(160) == ()
     assert [b.tokens for b in budgets_for(192)] == [128]
-    for context in range(2, 3000, 7):
+    for context in range(2, 9000, 7):
         full = -(-context // 32)
         assert all(blocks_of(b, full) < full for b in budgets_for(context))
 

@@ -97,7 +97,8 @@ def test_core_keeps_no_state() -> None:
 
 def test_shared_library_exports_the_public_names_only() -> None:
     listing = tool("nm", "--dynamic", "--defined-only", str(built("libgemrun.so")))
-    names = {line.split()[-1] for line in listing.splitlines()}
+    symbols = {line.split()[-1] for line in listing.splitlines()}
+    names = {name.removesuffix("@@GEMRUN_1") for name in symbols - {"GEMRUN_1"}}
     strange = sorted(name for name in names if not name.startswith("gemrun_"))
     assert not strange, f"exported: {', '.join(strange)}"
     header = (CSRC / "gemrun.h").read_text(encoding="utf-8")

@@ -1,0 +1,454 @@
+"""Which of some models fits a board and a task, at which quantisation and context, and why not.
+
+    advise(names, wish) -> Advice          the rows of `gemmake advise`
+
+A candidate is a checkpoint of which only headers are read, a config.json, or the name of a
+published shape (load/shapes.py). Memory comes from the compiler's own planner, speed from
+passes/predict.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from gemmake import pipeline, planning, predictions
+from gemmake.errors import BudgetError, GemError, UsageError
+from gemmake.failures import InternalError, sentences
+from gemmake.hdf import MIB, Hdf, PowerMode, compilable, load_hdf, show, with_policy
+from gemmake.load import load_headers, shapes
+from gemmake.load.source import display
+from gemmake.model import Model
+from gemmake.options import (
+    MAX_CONTEXT,
+    MAX_RESERVE,
+    CompileOptions,
+    Effort,
+    KvType,
+    Quantization,
+)
+from gemmake.passes import layout, place, predict
+from gemmake.passes.budget import Memory, Remedy
+from gemmake.state import State
+from gemmake.tokencheck import SECONDS, Finding, check_text
+
+CONTEXT_STEP = 128  # tokens that a context is rounded up to
+LEAST_INPUT = 16  # tokens; a shorter input is no remedy
+SUFFIXES = (".gguf", ".safetensors", ".pt", ".pth")
+
+
+class Quality(str, Enum):
+    """What may be lost: usual: int4 with an int8 cache; high: int8; exact: float32."""
+
+    USUAL = "usual"
+    HIGH = "high"
+    EXACT = "exact"
+
+
+FORMS = {
+    Quality.USUAL: (Quantization.INT4, KvType.INT8),
+    Quality.HIGH: (Quantization.INT8, KvType.INT8),
+    Quality.EXACT: (Quantization.NONE, KvType.DENSE),
+}
+
+
+class Fit(str, Enum):
+    """Whether a candidate does what is asked; open: only a run on the board can tell."""
+
+    YES = "fits"
+    OPEN = "open"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of a model on a board."""
+
+    target: str
+    longest_input: int = 768  # tokens
+    answer: int = 256  # tokens
+    leave_free: int | None = None  # MiB for everything else; None: the board's policy
+    ram_fraction: float | None = None  # of memory that a model may take; None: likewise
+    latency_ms: float | None = None  # to the first token of the longest input, the model being open
+    speed: float | None = None  # tokens/s behind the longest input
+    quality: Quality = Quality.USUAL
+    power_mode: str | None = None
+    storage: str | None = None  # kind to assume; None: the board's, else the usual one
+    effort: Effort = Effort.FULL
+    check: bool = False  # tokenizer and chat template of each candidate
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense. Raises UsageError."""
+        for option, value, unit in (
+            ("--longest-input", self.longest_input, "tokens"),
+            ("--answer", self.answer, "tokens"),
+            ("--latency-ms", self.latency_ms, "ms"),
+            ("--speed", self.speed, "tokens/s"),
+        ):
+            if value is not None and not 0 < value <= MAX_CONTEXT:
+                raise UsageError(
+                    f"{option}: {value} {unit} is out of range; use a number above 0, at most "
+                    f"{MAX_CONTEXT}"
+                )
+        if self.leave_free is not None and not 0 <= self.leave_free <= MAX_RESERVE:
+            raise UsageError(
+                f"--leave-free: {self.leave_free} MiB is out of range; use 0 to {MAX_RESERVE}"
+            )
+        if self.ram_fraction is not None and not 0.01 <= self.ram_fraction <= 1:
+            raise UsageError(
+                f"--ram-fraction: {self.ram_fraction} of the memory is out of range; use 0.01 to 1"
+            )
+        if self.context > MAX_CONTEXT:
+            raise UsageError(
+                f"--longest-input: with the answer {self.context} tokens; use {MAX_CONTEXT} at most"
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of a context that holds input and answer."""
+        return -(-(self.longest_input + self.answer) // CONTEXT_STEP) * CONTEXT_STEP
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that is looked at: a name for people, and where it is."""
+
+    name: str
+    path: Path | None  # None: a published shape
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is to be said of one candidate."""
+
+    name: str
+    fit: Fit
+    options: CompileOptions | None = None
+    memory: Memory | None = None
+    most: int = 0  # bytes: the total where measuring chooses the finest groups of the KV cache
+    prediction: predict.Prediction | None = None  # prompt and depth: the longest input
+    reasons: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    check: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer: what was asked of which board, and a row for each candidate."""
+
+    wish: Wish
+    hdf: Hdf
+    mode: PowerMode | None
+    granted: int  # bytes; 0 = not known, the device decides
+    rows: tuple[Row, ...] = ()
+
+
+def advise(names: Sequence[str], wish: Wish) -> Advice:
+    """Look at every candidate. Raises GemError for a board or an option that is wrong; a candidate
+    that cannot be read is a row that says so."""
+    hdf = board(wish)
+    mode = hdf.mode(wish.power_mode)
+    empty = Advice(wish, hdf, mode, hdf.budget_bytes())
+    return replace(empty, rows=tuple(_row(one, empty) for one in list(candidates(names))))
+
+
+def board(wish: Wish) -> Hdf:
+    """The target with the budget that is asked for. Raises TargetError, and UsageError where it
+    leaves nothing for a model."""
+    hdf = with_policy(load_hdf(wish.target), wish.leave_free, wish.ram_fraction)
+    compilable(hdf)
+    if hdf.memory is not None and hdf.budget_bytes() == 0:
+        raise UsageError(
+            f"--leave-free: {hdf.policy.reserve_mib} MiB of the {hdf.memory.visible_mib} MiB that "
+            f"{hdf.id} has; leave less"
+        )
+    return hdf
+
+
+# ---- candidates ----
+def candidates(names: Sequence[str]) -> Iterator[Candidate]:
+    """Every model that the names stand for: files, folders, folders of them, shapes, classes."""
+    for name in names:
+        path = Path(name)
+        if path.is_dir() and not _is_checkpoint(path):
+            yield from _inside(path)
+        elif path.exists():
+            yield Candidate(_label(path), path)
+        elif name in shapes.SHAPES:
+            yield Candidate(name, None)
+        elif name in shapes.CLASSES:
+            yield from (Candidate(one, None) for one in shapes.CLASSES[name])
+        else:
+            known = ", ".join((*shapes.SHAPES, *shapes.CLASSES))
+            raise UsageError(
+                f"{show(name)}: no such file or folder; name a checkpoint, a folder, a config.json "
+                f"or one of {known}"
+            )
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return any(path.suffix == ".safetensors" for path in folder.iterdir())
+
+
+def _inside(folder: Path) -> Iterator[Candidate]:
+    """The checkpoints in a folder, and the folders in it that are one, by name."""
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if (path.is_file() and path.suffix.lower() in SUFFIXES)
+        or (path.is_dir() and _is_checkpoint(path))
+    ]
+    if not found and (folder / "config.json").is_file():
+        found = [folder / "config.json"]
+    if not found:
+        raise UsageError(
+            f"{show(folder)}: no checkpoint in it; name a folder with .gguf, .safetensors or .pt "
+            "files"
+        )
+    for path in found:
+        yield Candidate(_label(folder if path.name == "config.json" else path), path)
+
+
+def _label(path: Path) -> str:
+    return display(show(path.absolute().name))
+
+
+def load(candidate: Candidate) -> tuple[Model, bool]:
+    """The model as far as planning needs it, and whether it has a tokenizer. CheckpointError."""
+    path = candidate.path
+    if path is None:
+        return shapes.shape_model(candidate.name), False
+    if path.is_file() and path.suffix.lower() == ".json":
+        return shapes.config_model(path), False
+    return load_headers(path), True
+
+
+# ---- planning ----
+def base_of(model: Model, text: bool, options: CompileOptions, hdf: Hdf) -> State:
+    """What is the same at every quantisation and context: norms, ties, tokenizer, placement."""
+    state = State(model, options, hdf)
+    for name, function in pipeline.PASSES:
+        if name == "layout":
+            break
+        if text or name not in ("tokenizer", "chat_template"):
+            state = function(state)
+    return state if text else replace(state, tokn=shapes.stand_in(model))
+
+
+def planned(base: State, options: CompileOptions) -> State:
+    """The plan of a compile with these options, as the compiler makes it."""
+    info = base.model.spec
+    notes = (*base.model.notes, *pipeline.context_notes(info, options), *base.notes)
+    state = replace(base, options=options, inputs=base.model.inputs, notes=notes)
+    return planning.plan_memory(planning.lay_out(pipeline.with_text(state)))
+
+
+def finest(state: State) -> State:
+    """The plan with the finest groups of the KV cache that measuring may choose: the largest."""
+    if not state.options.measured_kv:
+        return state
+    groups = tuple(min(layout.kv_candidates(layer)) for layer in state.model.spec.layers)
+    return planning.plan_memory(planning.lay_out(replace(state, kv_groups=groups)))
+
+
+def options_of(wish: Wish, path: Path | None) -> CompileOptions:
+    """The options of the compile that is advised."""
+    quantization, kv_type = FORMS[wish.quality]
+    return CompileOptions(
+        model=path or Path("MODEL"),
+        target=wish.target,
+        output=Path("X.gembin"),
+        quantization=quantization,
+        kv_type=kv_type,
+        context=wish.context,
+        reserve_mib=wish.leave_free,
+        ram_fraction=wish.ram_fraction,
+        power_mode=wish.power_mode,
+        effort=wish.effort,
+    )
+
+
+# ---- judging ----
+def _row(candidate: Candidate, advice: Advice) -> Row:
+    """One candidate, whatever is wrong with it. Raises InternalError for a fault of the tool."""
+    try:
+        with sentences():
+            return _judged(candidate, advice)
+    except InternalError:
+        raise
+    except GemError as error:
+        return Row(candidate.name, Fit.NO, reasons=(f"cannot be compiled: {error}",))
+
+
+def _judged(candidate: Candidate, advice: Advice) -> Row:
+    wish = advice.wish
+    model, text = load(candidate)
+    options = options_of(wish, candidate.path if text else None)
+    base = base_of(model, text, options, advice.hdf)
+    state = planned(base, options)
+    largest = finest(state)
+    work, machine = predictions.work_of(state), _machine(advice, options, advice.mode)
+    found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
+    verdicts = [
+        _trained(model, wish),
+        _memory(largest, advice),
+        _speed(work, found, advice, options),
+        _latency(work, found, advice, options),
+    ]
+    said = [verdict for verdict in verdicts if verdict.fit is not Fit.YES]
+    fits = [verdict.fit for verdict in said]
+    return Row(
+        name=candidate.name,
+        fit=Fit.NO if Fit.NO in fits else Fit.OPEN if fits else Fit.YES,
+        options=options,
+        memory=planning.memory_of(state),
+        most=planning.memory_of(largest).total,
+        prediction=found,
+        reasons=tuple(verdict.reason for verdict in said),
+        remedies=tuple(verdict.remedy for verdict in said if verdict.remedy),
+        notes=state.notes,
+        check=_checked(state, text) if wish.check else (),
+    )
+
+
+def _checked(state: State, text: bool) -> tuple[Finding, ...]:
+    if not text:
+        return (Finding("tokenizer", "open", "a shape has none; name a checkpoint"),)
+    return check_text(state, SECONDS)
+
+
+def _machine(advice: Advice, options: CompileOptions, mode: PowerMode | None) -> predict.Machine:
+    threads = options.run_threads or place.run_threads(advice.hdf)
+    return predict.machine_of(advice.hdf, mode, threads, advice.wish.storage or "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one thing that is asked: whether it is met, why not, and what comes nearest."""
+
+    fit: Fit = Fit.YES
+    reason: str = ""
+    remedy: str = ""
+
+
+def _trained(model: Model, wish: Wish) -> Verdict:
+    trained = model.spec.trained_context
+    if wish.context <= trained:
+        return Verdict()
+    room = trained - wish.answer
+    remedy = f"--longest-input {room}" if room >= LEAST_INPUT else ""
+    return Verdict(Fit.NO, f"trained for {trained} tokens, {wish.context} are wanted", remedy)
+
+
+def _memory(largest: State, advice: Advice) -> Verdict:
+    """Against the budget; 0 leaves it to the device."""
+    granted, most = advice.granted, planning.memory_of(largest).total
+    if granted == 0 or most <= granted:
+        return Verdict()
+    reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
+    fitting = [
+        one
+        for one in planning.remedies(largest)
+        if one.total <= granted and one.context - advice.wish.answer >= LEAST_INPUT
+    ]
+    if not fitting:
+        return Verdict(Fit.NO, reason, f"a smaller model{_share(advice.hdf, most)}")
+    best = min(fitting, key=lambda one: (one.streams, -min(one.context, advice.wish.context)))
+    return Verdict(Fit.NO, reason, _told(best, advice.wish))
+
+
+def _told(remedy: Remedy, wish: Wish) -> str:
+    """An option, the total that it leads to, and what is lost by it."""
+    longest = remedy.context - wish.answer
+    lost = [f"for inputs of {longest} tokens"] if longest < wish.longest_input else []
+    lost += ["weights read from storage for every token"] if remedy.streams else []
+    return ", ".join([f"gemmake {remedy.option}: {math.ceil(remedy.total / MIB)} MiB", *lost])
+
+
+def _share(hdf: Hdf, most: int) -> str:
+    """The share of the board's memory that would hold it, where that leaves what is reserved."""
+    if hdf.memory is None:
+        return ""
+    total, wanted = hdf.memory.visible_mib, math.ceil(most / MIB)
+    fraction = math.ceil(100 * wanted / total) / 100
+    fits = with_policy(hdf, None, fraction).budget_bytes() >= most if fraction <= 1 else False
+    return f", or --ram-fraction {fraction:g}" if fits else ""
+
+
+def _speed(
+    work: predict.Work, found: predict.Prediction, advice: Advice, options: CompileOptions
+) -> Verdict:
+    wanted = advice.wish.speed
+    if wanted is None:
+        return Verdict()
+    if found.decode is None:
+        return Verdict(Fit.OPEN, f"speed is not known: {found.machine.assumed[0]}")
+    rate = found.decode.seconds.inverse()
+    if rate.low >= wanted:
+        return Verdict()
+    fit = Fit.OPEN if rate.high >= wanted else Fit.NO
+    told = predictions.tokens_a_second(found.decode)
+    reason = f"{told} predicted of {wanted:g} wanted, limited by {found.decode.limit}"
+    return Verdict(fit, reason, _other_mode(work, found, advice, options))
+
+
+def _other_mode(
+    work: predict.Work, found: predict.Prediction, advice: Advice, options: CompileOptions
+) -> str:
+    """The power mode in which decode is fastest, where that is another one."""
+    best, text = found.decode.seconds.high if found.decode else 0.0, ""
+    for mode in advice.hdf.power_mode:
+        time = predict.decode(work, _machine(advice, options, mode), advice.wish.longest_input)
+        if time is not None and time.seconds.high < best:
+            best = time.seconds.high
+            text = f"--power-mode {mode.id}: {predictions.tokens_a_second(time)}"
+    return text
+
+
+def _latency(
+    work: predict.Work, found: predict.Prediction, advice: Advice, options: CompileOptions
+) -> Verdict:
+    wish = advice.wish
+    if wish.latency_ms is None:
+        return Verdict()
+    wanted = wish.latency_ms / 1e3
+    if found.prefill is None:
+        return Verdict(Fit.OPEN, f"the first token is not predicted: {found.machine.assumed[0]}")
+    seconds = found.prefill.seconds
+    if seconds.high <= wanted:
+        return Verdict()
+    fit = Fit.OPEN if seconds.low <= wanted else Fit.NO
+    told = predictions.duration(seconds)
+    reason = (
+        f"first token of {wish.longest_input} tokens after {told}, {wish.latency_ms:g} ms wanted, "
+        f"limited by {found.prefill.limit}"
+    )
+    shorter = longest_within(work, found.machine, wish.longest_input, wanted)
+    remedy = f"--longest-input {shorter} meets it" if shorter >= LEAST_INPUT else ""
+    return Verdict(fit, reason, remedy)
+
+
+def longest_within(work: predict.Work, machine: predict.Machine, most: int, seconds: float) -> int:
+    """The longest prompt, of up to `most` tokens, whose first token comes in time at worst."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        time = predict.prefill(work, machine, middle)
+        if time is not None and time.seconds.high <= seconds:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def nothing_fits(advice: Advice) -> BudgetError | None:
+    """The error to end with where no candidate does what is asked."""
+    if any(row.fit is not Fit.NO for row in advice.rows):
+        return None
+    return BudgetError(
+        f"{advice.hdf.id}: no candidate does what is asked; the rows above say what comes nearest"
+    )

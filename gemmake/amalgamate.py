@@ -1,0 +1,92 @@
+"""The engine as two files, gemrun.c and gemrun.h, for build systems that want no more.
+
+csrc/gemrun_one.c lists the files; here its includes are written out. A header comes where it is
+first needed, and again where a condition of the preprocessor may have left that place out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gemmake import __version__
+
+PUBLIC = "gemrun.h"  # stays a file of its own
+INCLUDE = re.compile(r'#\s*include\s+"([^"]+)"')
+OPEN = re.compile(r"#\s*if(?:n?def)?\b")
+OTHER = re.compile(r"#\s*(?:else|elif)\b")
+CLOSE = re.compile(r"#\s*endif\b")
+GUARD = re.compile(r"^#ifndef (\w+)\n#define \1$", re.M)
+Place = tuple[int, ...]  # the branches that a line stands in, outermost first
+
+
+class _Writer:
+    def __init__(self, csrc: Path) -> None:
+        self.csrc = csrc
+        self.stack: list[int] = []
+        self.branches = 0  # counted, so that no two are alike
+        self.placed: dict[str, list[Place]] = {}
+
+    def _seen(self, name: str) -> bool:
+        """Whether a header stands before this line, under no more conditions than it does."""
+        here = tuple(self.stack)
+        return any(here[: len(place)] == place for place in self.placed.get(name, ()))
+
+    def _branch(self) -> int:
+        self.branches += 1
+        return self.branches
+
+    def file(self, name: str) -> Iterator[str]:
+        """Lines of a file, its includes written out."""
+        text = (self.csrc / name).read_text(encoding="utf-8")
+        guard = GUARD.search(text) if name.endswith(".h") else None
+        guarded = f"#ifndef {guard[1]}" if guard else None
+        counted: list[bool] = []  # of the conditions open in this file; a guard is not
+        yield f"/* ---- {name} ---- */"
+        for line in text.splitlines():
+            found = INCLUDE.match(line)
+            if found:
+                yield from self._include(found[1])
+                continue
+            if OPEN.match(line):
+                counted.append(line != guarded)
+                self.stack += [self._branch()] if counted[-1] else []
+            elif OTHER.match(line) and counted[-1]:
+                self.stack[-1] = self._branch()
+            elif CLOSE.match(line) and counted.pop():
+                self.stack.pop()
+            yield line
+
+    def _include(self, name: str) -> Iterator[str]:
+        if name.endswith(".h"):
+            if self._seen(name):
+                return
+            self.placed.setdefault(name, []).append(tuple(self.stack))
+        if name == PUBLIC:
+            yield f'#include "{PUBLIC}"'
+        else:
+            yield from self.file(name)
+
+
+def text_of(csrc: Path) -> str:
+    """gemrun.c: the whole engine."""
+    head = (
+        f"/* gemrun.c: the engine of gemrun {__version__} as one file, written by\n"
+        " * `gemmake engine --single-file`; change its sources, not this. Licence: Apache-2.0.\n"
+        " *\n"
+        " *     cc -std=c11 -O2 -ffp-contract=off -c gemrun.c\n"
+        " */\n"
+    )
+    return head + "\n".join(_Writer(csrc).file("gemrun_one.c")) + "\n"
+
+
+def write(source: Path, output: Path) -> list[str]:
+    """Write gemrun.c and the headers for it; returns their names."""
+    csrc = source / "csrc"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "gemrun.c").write_text(text_of(csrc), encoding="utf-8")
+    copied = [PUBLIC, "gemrun.hpp", "gemrun_bare.h"]
+    for name in copied:
+        (output / name).write_bytes((csrc / name).read_bytes())
+    return [str(output / name) for name in ("gemrun.c", *copied)]

@@ -1,0 +1,105 @@
+"""Speed that is expected of a compile on its board, for people: the lines of gemmake's report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gemmake.passes import place, predict
+from gemmake.passes.predict import Prediction, Range, Time
+from gemmake.planning import manifest_of, records_of
+from gemmake.state import State
+from gemrun.format import assemble
+
+SHORT_PROMPT = 32  # tokens of a command: the first token is predicted for it
+LONG_PROMPT = 512  # tokens of a prompt that prefill's speed is predicted for, where they fit
+
+
+def work_of(state: State) -> predict.Work:
+    """The work of a planned artifact."""
+    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, state.value4)
+    size = assemble.assemble(records_of(state, len(manifest_of(state, {})))).file_size
+    return predict.work_of(state.conf, layers, units, state.stream, size)
+
+
+def machine_of(state: State, storage: str = "") -> predict.Machine:
+    """The target in the power mode that was asked for. Raises UsageError for an unknown mode."""
+    options, hdf = state.options, state.hdf
+    threads = options.run_threads or place.run_threads(hdf)
+    return predict.machine_of(hdf, hdf.mode(options.power_mode), threads, storage)
+
+
+def report_lines(state: State) -> Iterator[str]:
+    """The lines of a compile's end: decode with half of the context in use, prompts, loading; one
+    where nothing is known."""
+    work, machine, context = work_of(state), machine_of(state), state.options.context
+    prompt, long = min(SHORT_PROMPT, context - 1), min(LONG_PROMPT, context // 2)
+    found = predict.predict(work, machine, context // 2, prompt)
+    whole = predict.prefill(work, machine, long)
+    if found.decode is None or whole is None:
+        yield f"speed: not predicted, as {machine.assumed[0]}"
+        return
+    mode = f" in mode {machine.mode}" if machine.mode else ""
+    yield (
+        f"predicted for {state.hdf.id}{mode}, {machine.threads} threads: "
+        f"{tokens_a_second(found.decode)} with {found.depth} tokens in the context, limited by "
+        f"{found.decode.limit}"
+    )
+    yield (
+        f"predicted prefill: {tokens_a_second(whole, long)} over {long} tokens, limited by "
+        f"{whole.limit}"
+    )
+    yield from _loading(found)
+
+
+def _loading(found: Prediction) -> Iterator[str]:
+    yield (
+        f"predicted load: {duration(found.cold)} from storage, {duration(found.warm)} from the "
+        "page cache"
+    )
+    cold, warm = found.first_token(cold=True), found.first_token(cold=False)
+    if cold is not None and warm is not None:
+        yield (
+            f"predicted first token of a prompt of {found.prompt}, loading included: "
+            f"{duration(cold)} from storage, {duration(warm)} from the page cache"
+        )
+
+
+def log_lines(state: State) -> Iterator[str]:
+    """What --verbose adds: the assumptions behind the figures."""
+    for sentence in predict.predict(work_of(state), machine_of(state), 0, 1).assumed:
+        yield f"[predict] {sentence}"
+    yield (
+        "[predict] the whole head is computed, as sampling wants it (greedy runs read half of it); "
+        "nothing of this was measured on the board"
+    )
+
+
+def tokens_a_second(time: Time, tokens: int = 1) -> str:
+    """10 to 14 tokens/s; at most 14 tokens/s."""
+    return f"{span(time.seconds.inverse(tokens))} tokens/s"
+
+
+def span(found: Range) -> str:
+    """Both ends, or the one that is known."""
+    if found.low == 0.0:
+        return f"at most {figure(found.high)}"
+    if found.high == math.inf:
+        return f"at least {figure(found.low)}"
+    low, high = figure(found.low), figure(found.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def duration(seconds: Range) -> str:
+    """120 to 300 ms, or in seconds where a second is reached."""
+    most = seconds.low if seconds.high == math.inf else seconds.high
+    if most >= 1.0:
+        return f"{span(seconds)} s"
+    return f"{span(Range(seconds.low * 1e3, seconds.high * 1e3))} ms"
+
+
+def figure(value: float) -> str:
+    """Two or three digits that count."""
+    if value >= 9.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"

@@ -1,0 +1,82 @@
+"""The minimal engine without a system, on emulated boards: the digest of a host, bit for bit.
+
+Cortex-M3 has no floating-point unit, M7 has one, M55 has vectors of integers besides; RISC-V 64
+runs without a C library.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "bare_metal"
+GOLDEN = ROOT / "tests" / "golden" / "v1.0"
+BOARDS = {
+    "an385": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "an500": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "an547": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "virt": ("riscv64-linux-gnu-gcc", "qemu-system-riscv64"),
+}
+ARTIFACTS = ("tiny-int4", "tiny-pinned")
+
+
+def run(board: str, artifact: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-s", "-C", str(EXAMPLE), f"BOARD={board}", f"MODEL={artifact}"]
+    command += [f"OUT={folder}", f"CSRC={ROOT / 'csrc'}", "run"]
+    return subprocess.run(  # text by semihosting is the emulator's stderr
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+
+
+def said(board: str, artifact: Path, folder: Path) -> str:
+    done = run(board, artifact, folder)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a host prints, for each artifact."""
+    folder = tmp_path_factory.mktemp("host")
+    return {name: said("host", GOLDEN / f"{name}.gembin", folder / name) for name in ARTIFACTS}
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("board", sorted(BOARDS))
+def test_a_board_prints_the_digest_of_the_host(
+    board: str, name: str, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    for tool in BOARDS[board]:
+        if shutil.which(tool) is None:
+            pytest.fail(f"{tool}: not found; run: make setup as root", pytrace=False)
+    assert re.search(r"^digest: [0-9a-f]{10,16}$", wanted[name], re.M), wanted[name]
+    text = said(board, GOLDEN / f"{name}.gembin", tmp_path)
+    facts = re.compile(r"^(?:artifact|test vectors passed|digest): .*$", re.M)
+    assert facts.findall(text) == facts.findall(wanted[name])
+    size = subprocess.run(["size", str(tmp_path / f"{board}.elf")], capture_output=True, text=True)
+    print(f"{board}, {name}: {text}{size.stdout}")
+
+
+def test_a_damaged_artifact_is_refused_on_a_board(tmp_path: Path) -> None:
+    image = bytearray((GOLDEN / "tiny-int4.gembin").read_bytes())
+    image[-5] ^= 1  # in the weights, whose checksum it compares
+    path = tmp_path / "damaged.gembin"
+    path.write_bytes(image)
+    done = run("an385", path, tmp_path)
+    assert done.returncode != 0
+    assert "open: gemrun: status -46" in done.stdout
+    float_ = run("an385", GOLDEN / "tiny-f16.gembin", tmp_path / "float")
+    assert "gemrun: status -27" in float_.stdout
+
+
+def test_the_port_calls_no_system() -> None:
+    """What its objects leave open is the C library's five functions and the compiler's own."""
+    source = (ROOT / "csrc" / "gr_port_bare.c").read_text(encoding="utf-8")
+    shared = (ROOT / "csrc" / "gr_port_single.h").read_text(encoding="utf-8")
+    assert not re.findall(r"#include <(?!stdint|stddef|stdbool|string)", source + shared)

@@ -1,0 +1,102 @@
+"""What `gemmake engine` builds for a board, a processor or a compiler of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmake import crossbuild
+from gemmake.crossbuild import Request, machine_of, recipes
+from gemmake.errors import TargetError, UsageError
+from gemmake.failures import HostError
+
+PLAIN: dict[str, str] = {"PATH": "/usr/bin"}
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossbuild, "zig", lambda: Path("/zig"))
+
+
+@pytest.mark.parametrize(
+    ("target", "machine"),
+    [
+        ("jetson-orin-nano", "aarch64"), ("raspberry-pi-4", "aarch64"), ("generic-armv7", "armv7"),
+        ("spacemit-k1", "riscv64"), ("intel-n100", "x86_64"), ("cortex-m55", "cortex-m55"),
+        ("cortex-m7", "cortex-m7"), ("arm64", "aarch64"), ("armhf", "armv7"), ("riscv", "riscv64"),
+        ("amd64", "x86_64"), ("wasm", "wasm32"),
+    ],
+)  # fmt: skip
+def test_boards_and_processors(target: str, machine: str) -> None:
+    assert machine_of(target) == machine
+
+
+def test_every_shipped_board_has_an_engine() -> None:
+    for board in crossbuild.list_targets():
+        assert machine_of(board) in crossbuild.KNOWN
+
+
+def test_an_unknown_target_is_named() -> None:
+    with pytest.raises(TargetError, match="z80: neither a board nor a processor; processors: x86"):
+        machine_of("z80")
+
+
+def test_default_is_every_processor_with_both_libraries() -> None:
+    names = [one.name for one in recipes(Request(environment=PLAIN))]
+    assert names == [
+        "x86_64-linux-gnu", "x86_64-linux-musl", "aarch64-linux-gnu", "aarch64-linux-musl",
+        "arm-linux-gnueabihf", "arm-linux-musleabihf", "riscv64-linux-gnu", "riscv64-linux-musl",
+    ]  # fmt: skip
+
+
+def test_boards_of_one_processor_are_one_build() -> None:
+    wanted = Request(["raspberry-pi-4", "jetson-orin-nano", "aarch64"], ["glibc"], False, PLAIN)
+    (one,) = recipes(wanted)
+    assert one.settings == {"GEM_ZIG": "/zig", "GEM_TRIPLE": "aarch64-linux-gnu.2.28"}
+
+
+def test_flags_of_the_environment_do_not_reach_our_compiler() -> None:
+    given = {**PLAIN, "CFLAGS": "-O0", "LDFLAGS": "-lfoo", "CC": "tcc", "DESTDIR": "/x"}
+    (one,) = recipes(Request(["aarch64"], ["musl"], False, given))
+    assert one.environment == PLAIN
+
+
+def test_a_compiler_of_ones_own() -> None:
+    given = {**PLAIN, "CROSS_COMPILE": "/tools/bin/aarch64-poky-linux-", "TARGET_ARCH": "arm64"}
+    (one,) = recipes(Request(environment={**given, "CFLAGS": "-mtune=cortex-a76"}))
+    assert one.name == "aarch64-poky-linux"
+    assert one.toolchain == "gcc.cmake"
+    assert one.settings == {
+        "GEM_PREFIX": "/tools/bin/aarch64-poky-linux-",
+        "GEM_PROCESSOR": "aarch64",
+    }
+    assert one.environment["CFLAGS"] == "-mtune=cortex-a76"
+
+
+def test_a_compiler_for_nobody_knows_what() -> None:
+    with pytest.raises(UsageError, match="set TARGET_ARCH or give --target"):
+        recipes(Request(environment={**PLAIN, "CROSS_COMPILE": "arm-none-eabi-"}))
+
+
+def test_firmware_is_built_without_a_system() -> None:
+    (one,) = recipes(Request(["cortex-m55"], environment=PLAIN))
+    assert one.settings["GEM_PORT"] == "bare"
+    assert one.settings["GEM_PREFIX"] == "arm-none-eabi-"
+    assert "nomve.fp" in one.settings["GEM_CPU"]  # its float vectors flush denormal numbers
+    assert not one.command
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (one,) = recipes(Request(["aarch64"], ["glibc"], False, PLAIN))
+    (tmp_path / one.name).mkdir()
+    (tmp_path / one.name / "thesis.txt").write_text("x")
+    with pytest.raises(UsageError, match="holds something that gemmake did not build"):
+        crossbuild.build(one, tmp_path)
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(crossbuild.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HostError, match=r"pip install 'gembin-toolchain\[cross\]'"):
+        crossbuild.zig()
