@@ -38,7 +38,7 @@ class KvValues(str, Enum):
 
 
 class KvKeys(str, Enum):
-    """Keys of an int8 KV cache, likewise: few heads lose little by 4 bits."""
+    """Keys of an int8 KV cache, likewise; 4 bits cost more in keys than in values."""
 
     INT8 = "int8"
     INT4 = "int4"

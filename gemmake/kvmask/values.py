@@ -5,9 +5,9 @@
 
 Both are measured with the engine on the finished weights; heads that are judged hold the very bits
 that they will hold on the board. Where values and keys may have 4 bits, their steps stand in one
-order and pass the gates together. With a sparse cache heads keep what its template says, and the
-gates are for all of it: values and keys have what the template left. Where no head passes, the
-artifact is the ordinary one, and says so.
+order and pass the gates together; where none pass, values alone are tried, then keys. With a sparse
+cache heads keep what its template says, and the gates are for all of it: values and keys have what
+the template left. Where no head passes, the artifact is the ordinary one, and says so.
 """
 
 from __future__ import annotations
@@ -113,15 +113,10 @@ def decide(state: State, image: Path, host: Host, reporter: Reporter) -> State:
     windows, held_out = texts_of(state, image)
     with host.clock.timed("kv values"):
         found = measure(state, image, host, some_of(windows), reporter)
-        steps = steps_of(state, found.shares())
-        judged = judge(state, image, host, steps, held_out, reporter)
-    passed = [p for p in judged if holds(state.options.kv_gate, p.quality)]
-    none = Point(0, 0.0, Quality(0.0, 1.0, 0.0, 0))
-    best = max(passed, key=lambda p: p.steps, default=none)
-    flags = [flag for row in narrowed(state, steps[: best.steps]).flags for flag in row]
-    curve = [none, *judged]
+        best, taken, curve = choose(state, image, host, found, held_out, reporter)
+    flags = [flag for row in narrowed(state, taken).flags for flag in row]
     told = told_of(
-        state, {part: entry(state, part, found, best, curve) for part in parts_of(state)}
+        state, {part: entry(state, part, found, taken, best, curve) for part in parts_of(state)}
     )
     value4, key4 = (tuple(bool(flag & part.flag) for flag in flags) for part in PARTS)
     return replace(told, value4=value4 if any(value4) else (), key4=key4 if any(key4) else ())
@@ -219,6 +214,15 @@ def steps_of(state: State, shares: Mapping[Part, F64]) -> list[Step]:
     return sorted(found, key=lambda step: (step.cost / step.saved, step.unit, step.part.name))
 
 
+def orders_of(steps: Sequence[Step]) -> list[list[Step]]:
+    """What is judged, until something passes: all steps in one order, then those of values, then
+    those of keys. Steps that are cheap where they are taken, of an early layer say, can cost more
+    at the end than the gates allow, and stand before others that pass."""
+    parts = [part for part in PARTS if any(step.part is part for step in steps)]
+    alone = [[step for step in steps if step.part is part] for part in parts]
+    return [list(steps), *(alone if len(alone) > 1 else [])]
+
+
 def no_shares(state: State) -> dict[Part, F64]:
     """Shares before anything is measured."""
     return {part: _zeros(state) for part in parts_of(state)}
@@ -243,6 +247,28 @@ def narrowed(state: State, steps: Sequence[Step]) -> Narrowed:
     return Narrowed(tuple(rows), tuple(flags))
 
 
+def choose(
+    state: State,
+    image: Path,
+    host: Host,
+    found: Measured,
+    held_out: Sequence[Passage],
+    reporter: Reporter,
+) -> tuple[Point, Sequence[Step], list[Point]]:
+    """The most steps that pass the gates; these steps; and all points that were looked at in their
+    order, in the first where none pass."""
+    none = Point(0, 0.0, Quality(0.0, 1.0, 0.0, 0))
+    first: list[Point] = []
+    for steps in orders_of(steps_of(state, found.shares())):
+        judged = judge(state, image, host, steps, held_out, reporter)
+        first = first or judged
+        passed = [p for p in judged if holds(state.options.kv_gate, p.quality)]
+        if passed:
+            best = max(passed, key=lambda p: p.steps)
+            return best, steps[: best.steps], [none, *judged]
+    return none, (), [none, *first]
+
+
 def judge(
     state: State,
     image: Path,
@@ -257,7 +283,8 @@ def judge(
     layers, _ = assemble.place_units(state.conf, state.layers, state.keeps)
     total = sum(layer.kv_size for layer in layers)
     tokens = sum(len(text.ids) for text in held_out)
-    reporter.start(f"judging {names(parts_of(state))} of 4 bits", tokens * rounds(len(steps)))
+    parts = [part for part in PARTS if any(step.part is part for step in steps)]
+    reporter.start(f"judging {names(parts)} of 4 bits", tokens * rounds(len(steps)))
     threads = min(host.threads, spec.MAX_THREADS)
     blocks = [layer.kv_blocks for layer in state.layers]
 
@@ -277,13 +304,17 @@ def names(parts: Sequence[Part]) -> str:
 
 
 def entry(
-    state: State, part: Part, found: Measured, best: Point, curve: Sequence[Point]
+    state: State,
+    part: Part,
+    found: Measured,
+    taken: Sequence[Step],
+    best: Point,
+    curve: Sequence[Point],
 ) -> dict[str, Any]:
     """The manifest's kv_values or kv_keys. `wide`: heads in which these keep 8 bits; what is saved,
     quality and curve are of values and keys together."""
     shares = found.shares()
-    steps = steps_of(state, shares)[: best.steps]
-    narrow = {step.unit for step in steps if step.part is part}
+    narrow = {step.unit for step in taken if step.part is part}
     units = [(i, head) for i, heads in enumerate(_kv_heads(state)) for head in range(heads)]
     return {
         "units": len(units),

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from gemmake.emit import Host
 from gemmake.errors import UsageError
 from gemmake.kvmask import values
 from gemmake.kvmask.budgets import FULL, Budget
@@ -17,6 +18,7 @@ from gemmake.kvmask.gates import Quality
 from gemmake.kvmask.template import Point
 from gemmake.kvmask.values import KEYS, VALUES
 from gemmake.options import CompileOptions, KvKeys, KvType, KvValues
+from gemmake.progress import Silent
 from gemmake.state import State
 from golden import make
 
@@ -78,7 +80,8 @@ def test_some_windows_of_every_kind_are_measured() -> None:
 def test_heads_that_keep_8_bits_are_listed() -> None:
     measured = values.Measured(np.ones(2), SHARES, 10, 5000)
     point = Point(2, 0.25, Quality(0.001, 0.99, 0.002, 900))
-    entry = values.entry(state_of(), VALUES, measured, point, [point])
+    taken = values.steps_of(state_of(), SHARES)[:2]
+    entry = values.entry(state_of(), VALUES, measured, taken, point, [point])
     assert entry["wide"] == [[0, 0], [1, 1]]
     assert (entry["units"], entry["value4"]) == (4, 2)
     assert entry["changed"] == [[0.3, 0.1], [0.2, 0.4]]
@@ -96,7 +99,10 @@ def test_heads_that_keep_8_bits_are_listed() -> None:
 def test_heads_whose_keys_keep_8_bits_are_listed() -> None:
     measured = values.Measured(np.ones(2), BOTH, 10, 5000)
     point = Point(4, 0.25, Quality(0.001, 0.99, 0.002, 900))
-    entries = [values.entry(state_of(), part, measured, point, [point]) for part in (VALUES, KEYS)]
+    taken = values.steps_of(state_of(), BOTH)[:4]
+    entries = [
+        values.entry(state_of(), part, measured, taken, point, [point]) for part in (VALUES, KEYS)
+    ]
     assert [entries[0]["value4"], entries[1]["key4"]] == [3, 1]
     assert [entry["wide"] for entry in entries] == [[[0, 0]], [[0, 0], [1, 0], [1, 1]]]
     assert "key4" not in entries[0]
@@ -118,6 +124,40 @@ def test_heads_whose_keys_keep_8_bits_are_listed() -> None:
     assert values.kv_lines(state_of(kv_values=entries[0], kv_keys=none, value4=(True,) * 4))[0] == (
         "KV cache, keys of 4 bits: no head passes the gates; all keys keep 8 bits"
     )
+
+
+@pytest.mark.parametrize(
+    ("passing", "taken"), [({VALUES, KEYS}, 3), ({VALUES}, 2), ({KEYS}, 2), (set(), 0)]
+)
+def test_values_or_keys_alone_may_pass_where_both_do_not(
+    monkeypatch: pytest.MonkeyPatch, passing: set[values.Part], taken: int
+) -> None:
+    """Only the order of steps of `passing` passes the gates."""
+    looked = []
+
+    def judge(state: State, image: Path, host: Host, steps: list[values.Step], *_: Any) -> Any:
+        looked.append({step.part for step in steps})
+        assert steps == sorted(steps, key=lambda step: step.cost / step.saved)
+        kl = 0.0 if looked[-1] == passing else 1.0
+        count = 3 if len(steps) == 8 else 2
+        return [Point(count, 0.1 * len(looked), Quality(kl, 1.0, 0.0, 900))]
+
+    monkeypatch.setattr(values, "judge", judge)
+    options = replace(state_of().options, kv_keys=KvKeys.INT4)
+    measured = values.Measured(np.ones(2), BOTH, 10, 5000)
+    best, steps, curve = values.choose(
+        state_of(options=options), Path("i"), Host(1, False), measured, [], Silent()
+    )
+    assert len(steps) == best.steps == taken
+    assert {step.part for step in steps} <= passing
+    orders = [{VALUES, KEYS}, {VALUES}, {KEYS}]
+    assert looked == orders[: orders.index(passing) + 1 if passing else 3]
+    # Without any that passes, the curve is that of all steps.
+    assert [p.saved for p in curve] == [0.0, 0.1 * len(looked) if passing else 0.1]
+
+
+def test_a_part_alone_is_judged_once() -> None:
+    assert len(values.orders_of(values.steps_of(state_of(), SHARES))) == 1
 
 
 def test_a_float_cache_has_no_values_of_4_bits() -> None:
