@@ -26,7 +26,7 @@ from gemmake.files import read_small
 from gemmake.hdf import show
 from gemmake.kvmask.chat import Chat, encode
 from gemmake.model import MODEL_LAYER, FloatRows, InputFile, Role
-from gemmake.options import CompileOptions, KvKeys, KvType, KvValues, Quantization
+from gemmake.options import CompileOptions, KvKeys, KvType, KvValues, Profile, Quantization
 from gemmake.passes import layout, quant
 from gemmake.passes.layout import StreamTensor
 from gemmake.progress import Reporter
@@ -253,6 +253,7 @@ def in_float(state: State, window: int) -> CompileOptions:
     """Options of an image that runs the checkpoint's own weights over a window."""
     return replace(
         state.options,
+        profile=Profile.STANDARD,
         quantization=Quantization.NONE,
         kv_type=KvType.DENSE,
         kv_values=KvValues.INT8,  # 4 bits are of an int8 cache

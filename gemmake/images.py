@@ -15,7 +15,7 @@ import numpy as np
 from gemmake.emit import Host, Tally, emit
 from gemmake.errors import OutputError, UsageError
 from gemmake.model import MODEL_LAYER, Block, FloatRows, Model, Role, TensorRef, TokenizerSource
-from gemmake.options import CompileOptions
+from gemmake.options import CompileOptions, Offload, Profile
 from gemmake.passes.tokens import compile_tokenizer
 from gemmake.planning import lay_out, manifest_of, plan_memory, records_of
 from gemmake.state import State
@@ -144,9 +144,13 @@ def _write_weights(
 
 
 def _planned(state: State) -> State:
-    """Layout and memory plan of a small image; no budget, template, pinned prompt or provenance."""
+    """Layout and memory plan of a small image, all of whose weights stay in memory; no budget,
+    template, pinned prompt or provenance."""
+    options = replace(state.options, profile=Profile.STANDARD, offload=Offload.NONE)
     return plan_memory(
-        lay_out(replace(state, tmpl=None, notes=(), inputs=(), text="", pinned=None))
+        lay_out(
+            replace(state, options=options, tmpl=None, notes=(), inputs=(), text="", pinned=None)
+        )
     )
 
 

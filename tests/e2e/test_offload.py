@@ -353,6 +353,20 @@ def test_the_lite_profile(wide: Callable[[str], Path], tmp_path: Path) -> None:
     assert compiling.problems(path) == []
 
 
+def test_a_full_search_goes_with_the_lite_profile(
+    wide: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Whose own runs over the text have a cache in float, and all weights in memory."""
+    found = []
+    for profile in Profile:
+        path = tmp_path / f"{profile.value}.gembin"
+        compiling.compiled(
+            wide("gemma3"), path, profile=profile, effort=Effort.FULL, context=64, chunk=16
+        )
+        found.append(compiling.section(path, "WHOT"))
+    assert found[0] == found[1]
+
+
 def test_float_weights_can_be_streamed_too(wide: Callable[[str], Path], tmp_path: Path) -> None:
     made = []
     for level in (Offload.NONE, Offload.ALL):
