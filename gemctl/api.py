@@ -335,6 +335,7 @@ class Api:
             "job": self._job(model.name),
             "busy": model.busy,
             "on_probation": model.probation is not None,
+            "not_kept": model.not_kept,
             "queued": len(model.turns),
             "worker": dataclasses.asdict(worker.facts) if worker and worker.facts else None,
             "crashes": len(slot.crashes.times_s) if slot is not None else 0,

@@ -187,6 +187,8 @@ def models(found: dict[str, Any]) -> str:
 
 def left(found: dict[str, Any]) -> str:
     """What is left of a probation: whichever of the two comes first ends it."""
+    if found.get("not_kept"):
+        return "passed, not kept yet"
     time_left, answers = found.get("probation_left_s"), found.get("probation_left_requests")
     if time_left is None:
         return "about to end"
@@ -248,6 +250,9 @@ def model(found: dict[str, Any]) -> str:
     for version in found["present"]:
         row = f"{version['digest'][:12]} {mib(version['bytes'])} {mark(found, version['digest'])}"
         rows.append(["stored", row.rstrip()])
+    if found.get("not_kept"):
+        rows.append(["not kept", f"until the disk takes it, it ends with the daemon: "
+                     f"{found['not_kept']}"])  # fmt: skip
     for bad in found["bad"]:
         rows.append(["bad", f"{bad['digest'][:12]} {bad['reason']}"])
     return table(rows)
