@@ -328,6 +328,8 @@ def throttle(session: Session, reset: bool, **changes: Any) -> None:
     asked = given(changes)
     if reset:
         asked["reset"] = True
+    if reset and "for_s" in asked:
+        wrong("throttle: --reset and --for exclude each other; reset first, then --for")
     if list(asked) == ["for_s"]:
         wrong("throttle: --for alone changes nothing; give it with --temp, --mode or --duty")
     found = session.ask("throttle.set", **asked) if asked else session.ask("throttle.get")

@@ -70,11 +70,12 @@ def table(rows: list[list[str]]) -> str:
 def info(found: dict[str, Any]) -> str:
     """gemctl info."""
     mqtt = found["mqtt"]
+    written = found["state_bytes_written"]
     rows = [
         ["gemctld", f"{found['version']}, process {found['pid']}, up {seconds(found['uptime_s'])}"],
         ["configuration", found["config"] or "none; the defaults hold"],
         ["socket", found["socket"]],
-        ["state", f"{found['state']}; {mib(found['state_bytes_written'])} written to it"],
+        ["state", f"{found['state']}; {mib(written) if written else 'nothing'} written to it"],
         ["memory", mib(found["rss_bytes"])],
         ["machine", f"{found['machine']}, Python {found['python']}"],
         ["throttle", f"{found['tick_ms']:.1f} ms for a look at the sensors"],
