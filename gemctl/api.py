@@ -51,7 +51,12 @@ Prompt = Annotated[str, Field(max_length=4096), AfterValidator(_plain)]
 Source = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)]
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
-AUDITED = ("name", "digest", "mode", "temp_c", "duty", "for_s", "pinned", "priority", "on")
+# Parameters that an audit event tells, and those that it tells where they are set.
+AUDITED = (
+    *("name", "digest", "mode", "temp_c", "duty", "for_s", "external", "pinned", "priority"),
+    *("on", "percent"),
+)
+AUDITED_FLAGS = ("reset", "allow_layout_change", "serial")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
 CLEAN_S = 20.0  # for what a job that was cancelled has to put away
 # Methods that mean a model of the daemon: a program that attached itself takes none of them.
@@ -111,6 +116,16 @@ class ThrottleParams(Params):
     for_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     external: Annotated[list[Source], Field(max_length=8)] | None = None
     reset: bool = False
+
+    @model_validator(mode="after")
+    def _lasting(self) -> ThrottleParams:
+        if self.for_s is None:
+            return self
+        if self.reset:
+            raise ValueError("reset and for_s exclude each other; send two requests")
+        if (self.mode, self.temp_c, self.duty, self.external) == (None,) * 4:
+            raise ValueError("for_s alone changes nothing; give mode, temp_c, duty or external")
+        return self
 
 
 class PriorityParams(Params):
@@ -206,6 +221,13 @@ class Method:
     audit: bool = True
 
 
+def _audited(params: Params) -> dict[str, Any]:
+    """What an audit event tells of a call's parameters."""
+    given = params.model_dump(exclude_unset=True, exclude_none=True)
+    flags = {key: True for key in AUDITED_FLAGS if given.get(key)}
+    return {**{key: given[key] for key in AUDITED if key in given}, **flags}
+
+
 class Api:
     """The Service of this daemon."""
 
@@ -245,8 +267,7 @@ class Api:
             raise ApiError("bad_request", f"{method}: {sentence}") from None
         self._refuse_attached(method, getattr(checked, "name", getattr(checked, "model", None)))
         if known.write and known.audit:
-            told = {k: v for k, v in dict(params).items() if k in AUDITED and v is not None}
-            self.hub.publish("audit", caller=caller.name, method=method, **told)
+            self.hub.publish("audit", caller=caller.name, method=method, **_audited(checked))
         try:
             return await known.run(self, checked, Call(caller, emit))
         except (ApiError, asyncio.CancelledError):
@@ -335,6 +356,7 @@ class Api:
             "job": self._job(model.name),
             "busy": model.busy,
             "on_probation": model.probation is not None,
+            "not_kept": model.not_kept,
             "queued": len(model.turns),
             "worker": dataclasses.asdict(worker.facts) if worker and worker.facts else None,
             "crashes": len(slot.crashes.times_s) if slot is not None else 0,

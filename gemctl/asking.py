@@ -160,6 +160,8 @@ def wait_for_probation(session: Session, model: str, digest: str) -> Values:
     ticker = Ticker(session)
     try:
         while (found := session.ask("model.status", name=model))["on_probation"]:
+            if found.get("not_kept"):  # it has passed; how long its disk is full nobody knows
+                break
             ticker.tell(render.probation(found))
             time.sleep(WAIT_LOOK_S)
     except KeyboardInterrupt:
@@ -188,7 +190,8 @@ def failure_of(status: Values, digest: str) -> Refused | None:
         what = f"{name}: is {status['state']}, its probation is not over"
         return Refused("conflict", f"{what}; it goes on when {short} serves again")
     what = f"{name}: {short} passed, but that could not be written down"
-    return Refused("failed", f"{what}; see gemctl events and gemctl doctor")
+    why = status.get("not_kept")
+    return Refused("failed", f"{what}: {why}" if why else f"{what}; see gemctl doctor")
 
 
 class Ticker:
@@ -325,6 +328,8 @@ def throttle(session: Session, reset: bool, **changes: Any) -> None:
     asked = given(changes)
     if reset:
         asked["reset"] = True
+    if reset and "for_s" in asked:
+        wrong("throttle: --reset and --for exclude each other; reset first, then --for")
     if list(asked) == ["for_s"]:
         wrong("throttle: --for alone changes nothing; give it with --temp, --mode or --duty")
     found = session.ask("throttle.set", **asked) if asked else session.ask("throttle.get")

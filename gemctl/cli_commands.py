@@ -121,7 +121,8 @@ def main() -> None:
                                       (95; 0: behind every one); --no-auto-reset-kv-cache ends
                                       that, gemctl stats shows it
       --external-temp-sensor SOURCE   hwmon:NAME/temp1, iio:NAME/CHANNEL, file:PATH[:SCALE],
-                                      mqtt:TOPIC; only ever makes the throttle stricter
+                                      mqtt:TOPIC; only ever makes the throttle stricter; "" takes
+                                      it away again
     """
 
 

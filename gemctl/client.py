@@ -41,6 +41,14 @@ def socket_path(given: str | None) -> str:
     return given or os.environ.get("GEMCTL_SOCKET") or DEFAULT_SOCKET
 
 
+class Answer(dict):  # type: ignore[type-arg]  # a dict with arguments costs typing's time
+    """An object of the daemon's, which is of another version where something is not in it."""
+
+    def __missing__(self, key: str) -> None:
+        what = f"connection: {key[:64]} is not in the answer, gemctld is of another version"
+        raise Refused("internal", f"{what} than gemctl; restart it, see gemctl --version")
+
+
 class Client:
     """One connection to the daemon. A context manager."""
 
@@ -113,9 +121,9 @@ class Client:
     def _reply(self) -> dict[str, Any]:
         """The next line as an object. Raises Refused where no gemctld wrote it."""
         with contextlib.suppress(ValueError, TypeError):
-            reply = json.loads(self._line())
+            reply = json.loads(self._line(), object_hook=Answer)
             known: dict[str, Any] = {key: reply[key] for key in _PARTS if key in reply}
-            if known:
+            if known and all(_is_part(key, value) for key, value in known.items()):
                 return {**known, "id": reply.get("id")}
         raise Refused("internal", "connection: no gemctld answers there; name its --socket")
 
@@ -127,6 +135,14 @@ class Client:
             self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+
+def _is_part(key: str, value: object) -> bool:
+    """Whether a part of a reply is what the protocol has."""
+    if not isinstance(value, dict):
+        return False
+    words = (value.get("code"), value.get("message"))
+    return key != "error" or all(isinstance(word, str) for word in words)
 
 
 def _line_of(number: str, method: str, params: dict[str, Any] | None) -> bytes:

@@ -156,7 +156,10 @@ class ModelName(Kind):
     name = "NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As it is: whether it is known is the daemon's answer."""
+        """As it is: whether it is known is the daemon's answer. An empty one is a mistake, such as
+        a variable that is not set, and never the active model."""
+        if not str(value):
+            self.fail("the name is empty; name a model, see gemctl model list", param, ctx)
         return str(value)
 
     def shell_complete(
@@ -198,7 +201,7 @@ def usage(error: click.ClickException) -> str:
     param = error.param if isinstance(error, click.BadParameter) else None
     extra = re.match(r"Got unexpected extra arguments? \((.*)\)", error.message)
     if isinstance(error, console.NoSuchCommand):
-        near = [f"{_path(ctx)} {word}" for word in error.near]
+        near = _meant(error, ctx)
         what = f"{error.word}: no such command; {_remedy(ctx, near)}"
     elif isinstance(error, click.NoSuchOption):
         what = f"{error.option_name}: no such option; {_remedy(ctx, _options(error, ctx))}"
@@ -217,6 +220,15 @@ def usage(error: click.ClickException) -> str:
         what = f"{error.message.rstrip('.')}; {_remedy(ctx, [])}"
     place = _path(ctx).partition(" ")[2]
     return f"{place}: {what}" if place else what
+
+
+def _meant(error: console.NoSuchCommand, ctx: click.Context | None) -> list[str]:
+    """What a word that is no command was meant for: of `model --disable NAME` the name."""
+    given = ctx.params if ctx is not None else {}
+    verb = next((verb for verb in ("disable", "enable") if given.get(verb)), None)
+    if verb is not None and not error.near:
+        return [f"{_path(ctx)} {verb} {error.word}"]
+    return [f"{_path(ctx)} {word}" for word in error.near]
 
 
 def _path(ctx: click.Context | None) -> str:

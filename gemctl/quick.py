@@ -37,11 +37,12 @@ def answer(args: Sequence[str]) -> int | None:
         if line is None or asked.changes or not _plain_output():
             return None
         found = asked.ask(line[0])
+        text = json.dumps(found) if asked.json else _text(found, line[1])
     except Refused as error:
         return session.end(error, as_json)
     except KeyboardInterrupt:
         return session.end(Refused("cancelled", session.STOPPED), as_json)
-    return _write(json.dumps(found) if asked.json else _text(found, line[1]))
+    return _write(text)
 
 
 def _text(found: dict[str, Any], name: str) -> str:

@@ -699,6 +699,9 @@ class Models:
         worker, reuse = slot.worker, bool(fields.get("reuse"))
         if worker is None:
             raise ApiError("failed", f"{slot.name}: its worker is gone; send the request again")
+        if "messages" in fields and worker.facts is not None and not worker.facts.has_chat:
+            what = f"{slot.name}: has no chat template"
+            raise ApiError("bad_request", f"{what}; send a prompt: gemctl generate --raw")
         fields = {**fields, "reuse": reuse and worker.owner == owner}
         worker.owner = None  # what fails may leave in the cache what was there before
         if self.max_new_tokens is not None:

@@ -38,6 +38,7 @@ from gemctl.store.state import begin_trial, end_trial, with_model
 from gemctl.store.store import Staged
 
 PROBATION_LOOK_S = 0.2
+KEEP_AGAIN_S = 2.0  # until a disk that took nothing is asked again to keep what has passed
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -527,7 +528,9 @@ def _on_probation(models: Models, model: Model) -> ApiError:
     """It ends by itself: who comes later is served."""
     left = probation_left(models, model)
     what = f"{model.name}: another version is on probation"
-    if left is not None:
+    if model.not_kept:
+        what = f"{model.name}: the version that serves is not kept yet: {model.not_kept}"
+    elif left is not None:
         seconds, answers = left
         more = f", or {answers} more answer{'s' if answers != 1 else ''}" if answers else ""
         what += f" for {math.ceil(seconds)} s{more}"
@@ -570,19 +573,37 @@ def begin_probation(models: Models, model: Model, slot: Slot) -> None:
 
 
 async def _probation(r: Replacement, slot: Slot) -> None:
-    """Watch, then judge; nobody else changes the model while it is judged."""
-    models, model = r.models, r.model
+    """Watch, then judge. What has passed stays on probation until the disk has taken that: a start
+    before it would bring the version before back."""
+    model = r.model
     try:
-        fault = await watch_probation(r, slot)
-        while model.busy:
-            await asyncio.sleep(PROBATION_LOOK_S)
-        with models.changing(model, "the end of a probation"):
-            await (roll_back(r, slot, fault) if fault else keep(r, slot))
+        while not await _judged(r, slot):
+            await asyncio.sleep(KEEP_AGAIN_S)
     except ApiError as error:
-        models.hub.publish("probation.failed", model=model.name, text=error.message)
+        r.models.hub.publish("probation.failed", model=model.name, text=error.message)
     finally:
         if model.probation is asyncio.current_task():
-            model.probation = None
+            model.probation, model.not_kept = None, ""
+
+
+async def _judged(r: Replacement, slot: Slot) -> bool:
+    """Whether a probation is over; nobody else changes the model while it is judged."""
+    models, model = r.models, r.model
+    fault = await watch_probation(r, slot)
+    while model.busy:
+        await asyncio.sleep(PROBATION_LOOK_S)
+    with models.changing(model, "the end of a probation"):
+        if fault:
+            await roll_back(r, slot, fault)
+            return True
+        try:
+            await keep(r, slot)
+        except ApiError as error:
+            if not model.not_kept:  # once; the status goes on telling it
+                models.hub.publish("probation.failed", model=model.name, text=error.message)
+            model.not_kept = error.message
+            return False
+    return True
 
 
 async def resume_trial(models: Models, name: str, digest: str) -> None:
@@ -621,7 +642,7 @@ async def rollback(models: Models, model: Model, tell: Tell, job: Job) -> dict[s
         if model.probation is not None and model.current is not None and warm:
             job.settle()
             await models.end_probation(model)
-            await roll_back(r, model.current, "asked for")
+            await roll_back(r, model.current, "rolled back by hand")
             await r.phase("flip")
             digest = model.current.digest if model.current is not None else None
             return {"model": model.name, "digest": digest, "phases_ms": r.phases}

@@ -124,6 +124,7 @@ class Model:
     passed: set[str] = field(default_factory=set)  # versions that served since the daemon's start
     priority: int = 1
     probation: asyncio.Task[None] | None = None
+    not_kept: str = ""  # why a version that has passed its probation is not the good one yet
 
     @property
     def state(self) -> slots.State:

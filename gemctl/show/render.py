@@ -70,11 +70,12 @@ def table(rows: list[list[str]]) -> str:
 def info(found: dict[str, Any]) -> str:
     """gemctl info."""
     mqtt = found["mqtt"]
+    written = found["state_bytes_written"]
     rows = [
         ["gemctld", f"{found['version']}, process {found['pid']}, up {seconds(found['uptime_s'])}"],
         ["configuration", found["config"] or "none; the defaults hold"],
         ["socket", found["socket"]],
-        ["state", f"{found['state']}; {mib(found['state_bytes_written'])} written to it"],
+        ["state", f"{found['state']}; {mib(written) if written else 'nothing'} written to it"],
         ["memory", mib(found["rss_bytes"])],
         ["machine", f"{found['machine']}, Python {found['python']}"],
         ["throttle", f"{found['tick_ms']:.1f} ms for a look at the sensors"],
@@ -187,6 +188,8 @@ def models(found: dict[str, Any]) -> str:
 
 def left(found: dict[str, Any]) -> str:
     """What is left of a probation: whichever of the two comes first ends it."""
+    if found.get("not_kept"):
+        return "passed, not kept yet"
     time_left, answers = found.get("probation_left_s"), found.get("probation_left_requests")
     if time_left is None:
         return "about to end"
@@ -248,6 +251,9 @@ def model(found: dict[str, Any]) -> str:
     for version in found["present"]:
         row = f"{version['digest'][:12]} {mib(version['bytes'])} {mark(found, version['digest'])}"
         rows.append(["stored", row.rstrip()])
+    if found.get("not_kept"):
+        rows.append(["not kept", f"until the disk takes it, it ends with the daemon: "
+                     f"{found['not_kept']}"])  # fmt: skip
     for bad in found["bad"]:
         rows.append(["bad", f"{bad['digest'][:12]} {bad['reason']}"])
     return table(rows)

@@ -314,6 +314,27 @@ def test_a_daemon_that_goes_away(line: str, answer: bytes, folder: Path) -> None
         assert done.stderr.count("\n") == 1
 
 
+OTHERS = {
+    "no object": b'{"v":1,"id":"1","result":5}',
+    "an empty result": b'{"v":1,"id":"1","result":{}}',
+    "an empty error": b'{"v":1,"id":"1","error":{}}',
+    "half of it": b'{"v":1,"id":"1","result":{"throttle":{},"requests":{},"models":[{}],'
+    b'"mqtt":{},"version":"9","ttft_p50_ms":1}}',
+}
+
+
+@pytest.mark.parametrize("answer", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("line", ["stats", "info", "model list", "model status", "throttle",
+                                  "doctor", "model pin x", "generate x"])  # fmt: skip
+def test_a_daemon_of_another_version(line: str, answer: bytes, folder: Path) -> None:
+    """What is not in its answer is told, with the documented code."""
+    with Mute(folder, answer + b"\n") as mute:
+        done = finished(mute.place, *line.split())
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert done.stderr.startswith("gemctl: connection: ")
+    assert done.stderr.count("\n") == 1
+
+
 READING = ("stats", "stats --history", "info", "throttle", "model list", "model status", "doctor",
            "events", "top --once", "model pin pilot --off", "generate x", "config schema",
            "completion bash", "--help", "model --help")  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from daemon import ROOT, Daemon, answer_of, settled, wait_for
+from daemon import OPTIONS, ROOT, Daemon, answer_of, settled, wait_for
 from gemctl.api import NOT_ATTACHED
 from gemctl.client import Refused
 from gemctl.server import LINE_MOST
@@ -261,6 +262,52 @@ def test_a_throttle_that_cannot_be_written_holds_and_says_so(daemon: Daemon) -> 
     daemon.start()
     found = daemon.call("throttle.get")
     assert (found["mode"], found["duty"], found["not_kept"]) == ("conservative", 0.25, "")
+
+
+def test_a_model_without_a_chat_template_says_what_to_type(
+    daemon: Daemon,
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """A mistake of the line: no request has failed, and a probation goes on."""
+    folder = tmp_path / "plain"
+    shutil.copytree(tiny_checkpoint("qwen3"), folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    daemon.replace(artifact_cache(folder, *OPTIONS), name="plain")
+    said = daemon.gemctl("generate", "x", "--model", "plain", code=2)
+    assert said.endswith("plain: has no chat template; send a prompt: gemctl generate --raw\n")
+    daemon.gemctl("generate", "x", "--model", "plain", "--raw", "--max-tokens", "2")
+    status = settled(daemon, "plain")
+    assert status["current"] == status["digest"], "its probation was passed"
+
+
+def test_what_asks_for_a_while_says_what(daemon: Daemon) -> None:
+    """Neither for_s alone nor beside reset, which lasts."""
+    for params in ({"for_s": 600}, {"for_s": 600, "reset": True, "temp_c": 70}):
+        error = refusal(daemon, "throttle.set", **params)
+        assert error.code == "bad_request"
+        assert "for_s" in str(error)
+    assert daemon.call("throttle.get")["until"] is None
+
+
+def test_the_audit_tells_what_was_changed(daemon: Daemon, tmp_path: Path) -> None:
+    source = f"file:{tmp_path / 'temp'}"
+    daemon.call("throttle.set", mode="performance", external=[source])
+    daemon.call("throttle.set", reset=True)
+    daemon.call("kv.auto_reset", on=True, percent=90)
+    told = [
+        {key: value for key, value in event.items() if key not in ("seq", "ts", "kind", "caller")}
+        for event in daemon.events("audit")[-3:]
+    ]
+    assert told == [
+        {"method": "throttle.set", "mode": "performance", "external": [source]},
+        {"method": "throttle.set", "reset": True},
+        {"method": "kv.auto_reset", "on": True, "percent": 90},
+    ]
 
 
 def test_what_was_done_and_cannot_be_written_is_told(

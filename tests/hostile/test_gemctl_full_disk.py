@@ -1,0 +1,97 @@
+"""A disk that takes nothing when a version has passed its probation, against a real gemctld."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon import Daemon, settled, wait_for
+
+PATIENT = {"probation_s": 2.0, "probation_requests": 100}
+
+
+class Disk:
+    """A file system in memory that can be filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Until it takes nothing."""
+        free = os.statvfs(self.folder)
+        self.filler.write_bytes(bytes(free.f_bavail * free.f_bsize))
+
+    def make_room(self) -> None:
+        self.filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def daemon(disk: Disk, versions: tuple[Path, Path]) -> Iterator[Daemon]:
+    """The first version is good, the second one has passed on a full disk."""
+    with Daemon(daemon={"state": str(disk.folder / "state")}, models=PATIENT) as made:
+        made.replace(versions[0], name="pilot")
+        settled(made)
+        made.replace(versions[1], name="pilot")
+        disk.fill()
+        wait_for(lambda: made.call("model.status", name="pilot")["not_kept"])
+        yield made
+        made.stop()
+
+
+def test_what_has_passed_is_kept_once_there_is_room(daemon: Daemon, disk: Disk) -> None:
+    status = daemon.call("model.status", name="pilot")
+    new = status["digest"]
+    assert status["state"] == "serving"
+    assert status["current"] != new, "not the good one yet"
+    assert "No space left" in status["not_kept"]
+    shown = daemon.gemctl("model", "status")
+    assert "on probation: passed, not kept yet" in shown
+    assert "not kept  until the disk takes it" in shown
+    disk.make_room()
+    kept = settled(daemon)
+    assert (kept["current"], kept["not_kept"]) == (new, "")
+    assert kept["previous"] == status["current"]
+    assert len(daemon.events("probation.failed")) == 1, "told once"
+    assert len(daemon.events("probation.good")) == 2
+    daemon.stop()
+    daemon.start()
+    assert wait_for(lambda: daemon.call("model.list")["models"][0]["digest"]) == new
+
+
+def test_it_can_be_rolled_back_before(daemon: Daemon, disk: Disk) -> None:
+    good = daemon.call("model.status", name="pilot")["current"]
+    disk.make_room()
+    rolled = daemon.call("model.rollback", name="pilot")
+    assert rolled["digest"] == good
+    status = settled(daemon)
+    assert (status["digest"], status["not_kept"]) == (good, "")
+    assert [bad["reason"] for bad in status["bad"]] == ["rolled back by hand"]
+
+
+def test_waiting_ends_and_a_replacement_is_told_why(daemon: Daemon) -> None:
+    status = daemon.call("model.status", name="pilot")
+    by_digest = ("model", "replace", "--name", "pilot", "--digest")
+    said = daemon.gemctl(*by_digest, status["digest"], "--wait", code=8)
+    assert "passed, but that could not be written down" in said
+    assert "free room on its disk" in said
+    said = daemon.gemctl(*by_digest, status["current"], code=9)
+    assert "is not kept yet" in said
