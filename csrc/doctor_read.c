@@ -12,6 +12,7 @@
 #include "gr_check.h"
 #include "gr_ctx.h"
 #include "gs_json.h"
+#include "gs_section.h"
 
 /* ---- files ---- */
 
@@ -131,29 +132,10 @@ static void take_description(const gs_json *j, doctor_wants *w)
     w->passive_c = real_of(j, gs_get(j, all, "thermal"), "hw_passive_c");
 }
 
-/* The section's text, from malloc; NULL: the artifact has none, or there is no memory. */
-static char *description_of(const gr_view *v, size_t *out_size)
-{
-    const uint8_t *table = v->image + v->header.table_offset;
-    for (uint32_t i = 0; i < v->header.section_count; i++) {
-        gb_section s;
-        memcpy(&s, table + i * sizeof s, sizeof s);
-        if (s.type == GB_SEC_HDFJ && gr_inside(s.offset, s.size, v->image_size)) {
-            char *text = malloc((size_t)s.size + 1);
-            if (text) {
-                memcpy(text, v->image + s.offset, (size_t)s.size);
-            }
-            *out_size = (size_t)s.size;
-            return text;
-        }
-    }
-    return NULL;
-}
-
 static void read_description(const gr_view *v, doctor_wants *w)
 {
     size_t size = 0;
-    char *text = description_of(v, &size);
+    char *text = gs_description(v, &size);
     gs_json *json = text ? malloc(sizeof *json) : NULL;
     if (json && gs_parse(json, text, size) && json->values[0].kind == GS_OBJECT) {
         take_description(json, w);

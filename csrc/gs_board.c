@@ -12,8 +12,9 @@
 #include "gs_boards.h"
 #include "gs_handle.h"
 #include "gs_json.h"
+#include "gs_section.h"
 
-enum { PATH = 512, TREE = 4096, LINE = 160, MOST_JSON = 1 << 20 };
+enum { PATH = 512, TREE = 4096, LINE = 160 };
 
 /* ---- the machine ---- */
 
@@ -54,26 +55,6 @@ static size_t known_board(const char *tree)
 }
 
 /* ---- the artifact ---- */
-
-/* The resolved hardware description, NUL behind it, for the caller to free; NULL: it is not there,
- * or no memory is. */
-static char *description(const gr_view *v, size_t *out_size)
-{
-    for (uint32_t i = 0; i < v->header.section_count && i < GB_MAX_SECTIONS; i++) {
-        gb_section s;
-        memcpy(&s, v->image + 512 + (size_t)i * sizeof s, sizeof s);
-        bool good = s.type == GB_SEC_HDFJ && s.size <= MOST_JSON &&
-                    gr_inside(s.offset, s.size, v->image_size);
-        char *text = good ? malloc((size_t)s.size + 1) : NULL;
-        if (!text)
-            continue;
-        memcpy(text, v->image + s.offset, (size_t)s.size);
-        text[s.size] = 0;
-        *out_size = (size_t)s.size;
-        return text;
-    }
-    return NULL;
-}
 
 static bool in_tree(const char *tree, const gs_value *v)
 {
@@ -142,7 +123,7 @@ int32_t gemrun_check_board(const gemrun_context_t *ctx, const char *object, cons
         return 0;
     read_tree(root_of(root), tree);
     const char *here = *tree ? tree : "a machine without a device tree";
-    char *text = description(&ctx->e.v, &size);
+    char *text = gs_description(&ctx->e.v, &size);
     gs_json *j = malloc(sizeof *j);
     if (text && j && gs_parse(j, text, size))
         fits = compare(j, tree, ctx->e.v.header.isa, &here);

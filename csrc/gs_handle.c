@@ -12,10 +12,10 @@
 #include "gemrun_board.h"
 #include "gr_check.h"
 #include "gr_port.h"
+#include "gs_pace.h"
 
 #define MS 1000000
-enum { FULL_DUTY = 1000, MOST_THREADS = 8, REPEAT_NS = 1000 * MS };
-static const int64_t MOST_CREDIT = 200 * MS, MOST_DEBT = 10000LL * MS;
+enum { MOST_THREADS = 8, REPEAT_NS = 1000 * MS };
 
 uint64_t gs_now(void)
 {
@@ -56,22 +56,11 @@ static void leave(gemrun_handle_t *h)
 
 /* ---- pace: under the handle's lock ---- */
 
-static int64_t clamp(int64_t x, int64_t least, int64_t most)
-{
-    return x < least ? least : x > most ? most : x;
-}
-
-/* Sleep that a step of `busy` nanoseconds asks for; duty is above 0. */
-static int64_t sleep_of(const gs_share *s, uint64_t busy)
-{
-    return (int64_t)(busy * (FULL_DUTY - s->duty) / s->duty);
-}
-
-/* Time without a request counts as sleep, but not without end: no burst follows a long pause. */
+/* Time without a request counts as sleep. */
 static void begin_request(gs_pace *p)
 {
     uint64_t now = gs_now();
-    p->owed = clamp(p->owed - (int64_t)(now - p->since), -MOST_CREDIT, MOST_DEBT);
+    p->owed = gs_owed(p->owed - (int64_t)(now - p->since));
     p->since = now;
 }
 
@@ -79,7 +68,7 @@ static void end_request(gs_pace *p, const gs_share *s)
 {
     uint64_t now = gs_now();
     if (s->duty > 0)
-        p->owed = clamp(p->owed + sleep_of(s, now - p->since), -MOST_CREDIT, MOST_DEBT);
+        p->owed = gs_owed(p->owed + gs_sleep_of(s->duty, now - p->since));
     p->since = now;
 }
 
@@ -102,12 +91,13 @@ static void keep_pace(gemrun_handle_t *h, const gs_model *m, uint64_t until, con
     int64_t before = p->owed, slept = 0;
     for (;;) {
         bool may = to->duty > 0;
-        int64_t owed = may ? before + sleep_of(s->duty > 0 ? s : to, busy) : INT64_MAX;
+        uint32_t duty = s->duty > 0 ? s->duty : to->duty;
+        int64_t owed = may ? before + gs_sleep_of(duty, busy) : INT64_MAX;
         uint64_t now = gs_now();
         bool late = until > 0 && now >= until;
         slept = (int64_t)(now - ended);
         if (m->cancelled || h->closing || late || owed <= slept) {
-            p->owed = clamp(may ? owed - slept : 0, -MOST_CREDIT, MOST_DEBT);
+            p->owed = gs_owed(may ? owed - slept : 0);
             break;
         }
         h->asleep = true;
@@ -555,10 +545,10 @@ void gs_heed_heat(gemrun_handle_t *h)
     }
     heat->rung = gs_climb_rung(&h->climb, &heat->ladder, gs_now(), &heat->level);
     if (gs_attached(h)) {
-        heat->rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
+        heat->rung = (gb_rung){GS_WHOLE, GS_WHOLE, GS_WHOLE, 0};
         heat->level = 0;
     }
-    bool fewer_threads = heat->rung.threads < FULL_DUTY;
+    bool fewer_threads = heat->rung.threads < GS_WHOLE;
     gs_share s = {heat->rung.duty,
                   fewer_threads ? gs_share_of(heat->threads, heat->rung.threads) : 0};
     p->heat = (gs_shares){s, s};
@@ -582,7 +572,7 @@ void gs_pace_by_daemon(gemrun_handle_t *h, gs_shares shares)
 gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
                                  uint32_t prefill_duty, uint32_t prefill_threads)
 {
-    bool bad = duty > FULL_DUTY || prefill_duty > FULL_DUTY || threads > MOST_THREADS ||
+    bool bad = duty > GS_WHOLE || prefill_duty > GS_WHOLE || threads > MOST_THREADS ||
                prefill_threads > MOST_THREADS;
     if (!h || bad)
         return gs_refuse(GEMRUN_E_ARGUMENT, "pace",
@@ -631,7 +621,7 @@ static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config
     pthread_condattr_destroy(&steady);
     h->pace = (gs_pace){.own = GS_UNPACED, .daemon = GS_UNPACED, .heat = GS_UNPACED,
                         .now = GS_UNPACED, .since = gs_now()};
-    h->heat.rung = (gb_rung){FULL_DUTY, FULL_DUTY, FULL_DUTY, 0};
+    h->heat.rung = (gb_rung){GS_WHOLE, GS_WHOLE, GS_WHOLE, 0};
     h->config = config ? *config : gemrun_config_default();
     h->file = -1;
     h->path = strdup(path);

@@ -15,6 +15,7 @@
 #include "gr_ctx.h"
 #include "gr_model.h"
 #include "gs_handle.h"
+#include "gs_section.h"
 
 enum {
     PAGEOUT = 21,       /* MADV_PAGEOUT, which older headers lack; Linux 5.4 */
@@ -38,14 +39,10 @@ typedef struct plane { /* of a tensor, and how it is read */
 
 static colds find_colds(const gr_view *v)
 {
-    for (uint32_t i = 0; i < v->header.section_count; i++) {
-        gb_section s;
-        memcpy(&s, v->image + v->header.table_offset + i * sizeof s, sizeof s);
-        if (s.type == GB_SEC_COLD && s.record_size >= sizeof(gb_cold) &&
-            gr_inside(s.offset, s.size, v->image_size))
-            return (colds){v->image + s.offset, s.record_size, s.size / s.record_size};
-    }
-    return (colds){0};
+    gb_section s;
+    if (!gs_section(v, GB_SEC_COLD, sizeof(gb_cold), &s))
+        return (colds){0};
+    return (colds){v->image + s.offset, s.record_size, s.size / s.record_size};
 }
 
 /* The i-th record. False: it names nothing that could be cold. */

@@ -11,14 +11,15 @@
 #include "gemrun_thermal.h"
 #include "gr_check.h"
 #include "gs_handle.h"
+#include "gs_pace.h"
+#include "gs_section.h"
 
 #define MS 1000000
-enum { WHOLE = 1000, GOOD_AGAIN = 3, MOST_MS = 600000, STALE_LEAST_MS = 100 };
+enum { GOOD_AGAIN = 3, MOST_MS = 600000, STALE_LEAST_MS = 100 };
 static const float LEAST_C = -40, MOST_C = 150, JUMP_C = 20, /* in a second */
     HYSTERESIS_LEAST_C = 3;
 static const uint64_t FAULT_LEAST = 15000ULL * MS;
-static const int64_t MOST_CREDIT = 200 * MS, MOST_DEBT = 10000LL * MS, NAP_LEAST = MS,
-                     NAP_MOST = 50 * MS;
+static const int64_t NAP_LEAST = MS, NAP_MOST = 50 * MS;
 
 /* Where an artifact has none. gemmake/passes/thermal.py makes the others. */
 static const gb_rung usual[] = {{1000, 1000, 1000, 0}, {800, 1000, 1000, 0}, {650, 1000, 1000, 0},
@@ -87,33 +88,21 @@ static bool ladder_is_good(const gb_ladder *l)
            rest == 0 && rungs_are_good(l);
 }
 
-/* The engine has checked the table; what lies in the mapped file may have changed since. */
-static bool stored(const gr_view *v, gb_ladder *out)
-{
-    const uint64_t need = sizeof(gb_thermal) + sizeof(gb_ladder);
-    for (uint32_t i = 0; i < v->header.section_count && i < GB_MAX_SECTIONS; i++) {
-        gb_section s;
-        memcpy(&s, v->image + 512 + (size_t)i * sizeof s, sizeof s);
-        bool fits = s.record_size >= need && gr_inside(s.offset, need, v->image_size);
-        if (s.type == GB_SEC_THRM && fits) {
-            memcpy(out, v->image + s.offset + sizeof(gb_thermal), sizeof *out);
-            return true;
-        }
-    }
-    return false;
-}
-
 bool gs_ladder_of(const gr_view *v, gb_ladder *out)
 {
-    if (stored(v, out))
-        return ladder_is_good(out);
-    *out = usual_ladder(&v->thermal);
-    return true;
+    gb_section s;
+    if (!gs_section(v, GB_SEC_THRM, sizeof(gb_thermal) + sizeof *out, &s) ||
+        s.size < s.record_size) {
+        *out = usual_ladder(&v->thermal);
+        return true;
+    }
+    memcpy(out, v->image + s.offset + sizeof(gb_thermal), sizeof *out);
+    return ladder_is_good(out);
 }
 
 uint32_t gs_share_of(uint32_t whole, uint32_t thousandths)
 {
-    return (uint32_t)(((uint64_t)whole * thousandths + WHOLE - 1) / WHOLE);
+    return (uint32_t)(((uint64_t)whole * thousandths + GS_WHOLE - 1) / GS_WHOLE);
 }
 
 /* ---- up and down ---- */
@@ -321,19 +310,8 @@ gemrun_status gemrun_get_thermal(const gemrun_context_t *ctx, gemrun_thermal_sta
 
 /* ---- a run that keeps to it ---- */
 
-static int64_t clamp(int64_t x, int64_t least, int64_t most)
-{
-    return x < least ? least : x > most ? most : x;
-}
-
-/* Sleep that a step of `busy` nanoseconds asks for. */
-static int64_t sleep_of(gb_rung r, uint64_t busy)
-{
-    return (int64_t)(busy * (uint64_t)(WHOLE - r.duty) / r.duty);
-}
-
 /* Time of the step that ended; of a run's first call, of the last step of the run before, whose
- * pause since then counts as sleep, but not without end: no burst follows a long one. */
+ * pause since then counts as sleep. */
 static uint64_t busy_until(gemrun_pacer *p, thermal *t, uint64_t now)
 {
     if (p->begun)
@@ -341,7 +319,7 @@ static uint64_t busy_until(gemrun_pacer *p, thermal *t, uint64_t now)
     p->begun = 1;
     bool ended = t->text > t->since;
     uint64_t last = ended ? t->text : t->since;
-    t->owed = clamp(t->owed - (int64_t)(now - last), -MOST_CREDIT, MOST_DEBT);
+    t->owed = gs_owed(t->owed - (int64_t)(now - last));
     return ended && t->since > 0 ? t->text - t->since : 0;
 }
 
@@ -354,7 +332,7 @@ static gb_rung keep_pace(gemrun_pacer *p, thermal *t)
     gb_rung r;
     for (;; now = clock_of(t)) {
         r = rung_now(t, now, &level);
-        left = before + sleep_of(r, busy) - (int64_t)(now - ended);
+        left = before + gs_sleep_of(r.duty, busy) - (int64_t)(now - ended);
         bool over = atomic_load_explicit(&p->ctx->cancel, memory_order_relaxed) ||
                     (p->deadline > 0 && now >= p->deadline);
         if (left < NAP_LEAST || over)
@@ -363,7 +341,7 @@ static gb_rung keep_pace(gemrun_pacer *p, thermal *t)
                            ? (int64_t)(p->deadline - now) : NAP_MOST;
         nap(t, (uint64_t)(left < most ? left : most));
     }
-    t->owed = clamp(left, -MOST_CREDIT, MOST_DEBT);
+    t->owed = gs_owed(left);
     t->since = now;
     return r;
 }
@@ -381,7 +359,7 @@ static int on_step(void *user, uint32_t *threads)
     gb_rung r = keep_pace(p, t);
     if (!p->decoding && !atomic_load_explicit(&p->ctx->cancel, memory_order_relaxed))
         e->chunk = gs_share_of(t->chunk, r.chunk);
-    uint32_t own = p->threads, most = r.threads < WHOLE ? gs_share_of(e->threads, r.threads) : 0;
+    uint32_t own = p->threads, most = r.threads < GS_WHOLE ? gs_share_of(e->threads, r.threads) : 0;
     *threads = most > 0 && (own == 0 || most < own) ? most : own;
     return 0;
 }
