@@ -30,7 +30,7 @@ from gemmake.options import (
     KvType,
     Quantization,
 )
-from gemmake.passes import layout, place, predict
+from gemmake.passes import layout, predict
 from gemmake.passes.budget import Memory, Remedy
 from gemmake.state import State
 from gemmake.tokencheck import SECONDS, Finding, check_text
@@ -291,7 +291,7 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     base = base_of(model, text, options, advice.hdf)
     state = planned(base, options)
     largest = finest(state)
-    work, machine = predictions.work_of(state), _machine(advice, options, advice.mode)
+    work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
     verdicts = [
         _trained(model, wish),
@@ -321,9 +321,8 @@ def _checked(state: State, text: bool) -> tuple[Finding, ...]:
     return check_text(state, SECONDS)
 
 
-def _machine(advice: Advice, options: CompileOptions, mode: PowerMode | None) -> predict.Machine:
-    threads = options.run_threads or place.run_threads(advice.hdf)
-    return predict.machine_of(advice.hdf, mode, threads, advice.wish.storage or "")
+def _machine(advice: Advice, options: CompileOptions) -> predict.Machine:
+    return predictions.machine_of(advice.hdf, options, advice.wish.storage or "")
 
 
 @dataclass(frozen=True)
@@ -402,7 +401,8 @@ def _other_mode(
     """The power mode in which decode is fastest, where that is another one."""
     best, text = found.decode.seconds.high if found.decode else 0.0, ""
     for mode in advice.hdf.power_mode:
-        time = predict.decode(work, _machine(advice, options, mode), advice.wish.longest_input)
+        machine = _machine(advice, replace(options, power_mode=mode.id))
+        time = predict.decode(work, machine, advice.wish.longest_input)
         if time is not None and time.seconds.high < best:
             best = time.seconds.high
             text = f"--power-mode {mode.id}: {predictions.tokens_a_second(time)}"

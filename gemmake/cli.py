@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,17 +54,7 @@ def _gate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Kv
     return KvGate(**given)
 
 
-def _choice(
-    kind: type[Quantization]
-    | type[Effort]
-    | type[Int4Format]
-    | type[KvValues]
-    | type[KvKeys]
-    | type[Profile]
-    | type[Offload]
-    | type[ThrottleMode],
-    name: str,
-) -> Decorator:
+def _choice(kind: type[Enum], name: str) -> Decorator:
     """An option whose values are those of an enum; the first is the default."""
     members = [member.value for member in kind]
     return click.option(

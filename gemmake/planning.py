@@ -74,7 +74,7 @@ def plan_memory(state: State) -> State:
     return replace(state, buffers=planned)
 
 
-def _placed(state: State) -> tuple[tuple[spec.Layer, ...], tuple[spec.KvUnit, ...]]:
+def placed(state: State) -> tuple[tuple[spec.Layer, ...], tuple[spec.KvUnit, ...]]:
     """Layers with their rings, and units, as far as they are decided."""
     return assemble.place_units(state.conf, state.layers, state.keeps, state.value4, state.key4)
 
@@ -84,7 +84,7 @@ def records_of(
 ) -> assemble.Records:
     """Everything but the weights' bytes; `manifest_part` is the manifest or its size, `tests` the
     test vectors that room is reserved for."""
-    layers, units = _placed(state)
+    layers, units = placed(state)
     return assemble.Records(
         conf=state.conf,
         layers=layers,
@@ -123,7 +123,7 @@ def pin_size(state: State) -> int:
 def manifest_of(state: State, tallies: Mapping[str, Tally]) -> bytes:
     """The manifest. Its size does not depend on the tallies' values."""
     blank = Tally()
-    layers, units = _placed(state)
+    layers, units = placed(state)
     entries = [
         manifest.tensor_entry(
             t.label, t.record, state.stream.segments, tallies.get(t.label, blank).report()
@@ -218,10 +218,9 @@ def least(state: State) -> State:
 
 def remedies(state: State) -> list[Remedy]:
     """Options that lower the total, the least loss first; each alone, then all together."""
-    options = state.options
     steps = list(_steps(state))
     found = [_remedy(state, name, changed) for name, changed in steps]
-    everything = _everything(options, _shortest(state))
+    everything = _everything(state)
     if len({name.split()[0] for name, _ in steps}) > 1:
         names = {name.split()[0]: name for name, _ in steps}  # the smallest context stands last
         found.append(_remedy(state, " ".join(names.values()), everything))
@@ -273,15 +272,15 @@ def _shortest(state: State) -> int:
     return max(LEAST_CONTEXT, len(state.pinned.ids) + 2 if state.pinned else 0)
 
 
-def _everything(options: CompileOptions, least_context: int) -> CompileOptions:
+def _everything(state: State) -> CompileOptions:
+    """All steps together: the lite profile, the shortest context, all weights from storage."""
+    options = state.options
     context = options.context
-    while context // 2 >= least_context:
+    while context // 2 >= _shortest(state):
         context //= 2
     return replace(
-        options,
-        profile=Profile.LITE,
+        _lite(state),
         chunk=min(options.chunk, SMALL_CHUNK),
-        kv_type=KvType.INT8 if options.kv_type is KvType.DENSE else options.kv_type,
         quantization=Quantization.INT4,
         offload=Offload.ALL,
         context=context,

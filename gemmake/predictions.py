@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from gemmake.hdf import Hdf
+from gemmake.options import CompileOptions
 from gemmake.passes import offload, place, predict
 from gemmake.passes.predict import Prediction, Range, Time
-from gemmake.planning import manifest_of, records_of
+from gemmake.planning import manifest_of, placed, records_of
 from gemmake.state import State
 from gemrun.format import assemble
 
@@ -17,16 +19,14 @@ LONG_PROMPT = 512  # tokens of a prompt that prefill's speed is predicted for, w
 
 def work_of(state: State) -> predict.Work:
     """The work of a planned artifact."""
-    narrow = (state.value4, state.key4)
-    layers, units = assemble.place_units(state.conf, state.layers, state.keeps, *narrow)
+    layers, units = placed(state)
     size = assemble.assemble(records_of(state, len(manifest_of(state, {})))).file_size
     cost = offload.cost(state.conf, state.stream, state.cold) if state.cold else None
     return predict.work_of(state.conf, layers, units, state.stream, size, cost)
 
 
-def machine_of(state: State, storage: str = "") -> predict.Machine:
+def machine_of(hdf: Hdf, options: CompileOptions, storage: str = "") -> predict.Machine:
     """The target in the power mode that was asked for. Raises UsageError for an unknown mode."""
-    options, hdf = state.options, state.hdf
     threads = options.run_threads or place.run_threads(hdf)
     return predict.machine_of(hdf, hdf.mode(options.power_mode), threads, storage)
 
@@ -34,7 +34,8 @@ def machine_of(state: State, storage: str = "") -> predict.Machine:
 def report_lines(state: State) -> Iterator[str]:
     """The lines of a compile's end: decode with half of the context in use, prompts, loading; one
     where nothing is known."""
-    work, machine, context = work_of(state), machine_of(state), state.options.context
+    work, context = work_of(state), state.options.context
+    machine = machine_of(state.hdf, state.options)
     prompt, long = min(SHORT_PROMPT, context - 1), min(LONG_PROMPT, context // 2)
     found = predict.predict(work, machine, context // 2, prompt)
     whole = predict.prefill(work, machine, long)
@@ -69,7 +70,8 @@ def _loading(found: Prediction) -> Iterator[str]:
 
 def log_lines(state: State) -> Iterator[str]:
     """What --verbose adds: the assumptions behind the figures."""
-    for sentence in predict.predict(work_of(state), machine_of(state), 0, 1).assumed:
+    machine = machine_of(state.hdf, state.options)
+    for sentence in predict.predict(work_of(state), machine, 0, 1).assumed:
         yield f"[predict] {sentence}"
     yield (
         "[predict] the whole head is computed, as sampling wants it (greedy runs read half of it); "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmake.check import rules
+from gemmake.errors import BudgetError
 from gemmake.options import CompileOptions
 from gemmake.pipeline import CompileResult, compile_model
 from gemrun.format.reader import read_artifact
@@ -140,3 +141,18 @@ def resized(folder: Path, target: Path, seed: int = 0, **changes: Any) -> Path:
                     value.add_(torch.randn(value.shape) * 0.2)
     model.save_pretrained(target)
     return target
+
+
+def keeps_its_promise(error: BudgetError, path: Path, mib: int) -> None:
+    """The command that a refusal ends with makes an artifact of the size that its table names."""
+    text = str(error)
+    fitting = re.search(r"^  ([0-9.]+) MiB with (--.+): fits$", text, re.M)
+    assert fitting
+    line = text.splitlines()[-1].strip()
+    assert line.endswith(f"--output {path}")
+    words = [sys.executable, "-m", "gemmake.cli", *line.split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    with read_artifact(path) as content:
+        assert content.header.ram_total <= mib << 20
+        assert f"{content.header.ram_total / (1 << 20):.1f}" == fitting[1]

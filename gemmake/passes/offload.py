@@ -125,15 +125,13 @@ def lines(found: Cost, storage: tuple[str, float] | None, chunk: int) -> list[st
         f"{_mb(found.rows)} of embedding and head are read by rows, "
         f"{_mb(found.streamed)} are read from storage for every token"
     ]
-    if storage and found.streamed:
-        kind, rate = storage
+    rate = found.tokens_per_second(storage[1]) if storage else None
+    if storage and rate is not None:
+        kind, megabytes = storage
         prompt = found.streamed - found.head
+        prompts = f", and for prompts {1e6 * megabytes * chunk / prompt:.3g}" if prompt else ""
         told.append(
-            f"offload: {kind} at {rate:g} MB/s allows {found.tokens_per_second(rate):.2g} tokens "
-            f"per second, and for prompts {1e6 * rate * chunk / prompt:.3g}"
-            if prompt
-            else f"offload: {kind} at {rate:g} MB/s allows {found.tokens_per_second(rate):.2g} "
-            "tokens per second"
+            f"offload: {kind} at {megabytes:g} MB/s allows {rate:.2g} tokens per second{prompts}"
         )
     elif found.streamed:
         told.append(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,16 +33,7 @@ def test_what_is_over_budget_is_told_and_the_command_to_copy_fits(
     assert abs(sum(shares) - 100) <= 3
     for option in ("--prefill-chunk 32", "--kv-cache-type int8", "--kv-cache-size 16384"):
         assert f"with {option}:" in text
-    fitting = re.search(r"^  ([0-9.]+) MiB with (--.+): fits$", text, re.M)
-    assert fitting
-    command = text.splitlines()[-1].strip()
-    assert command.endswith(f"--output {path}")
-    words = [sys.executable, "-m", "gemmake.cli", *command.split()[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=compiling.ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    with read_artifact(path) as content:
-        assert content.header.ram_total <= 12 * MIB
-        assert f"{content.header.ram_total / MIB:.1f}" == fitting[1]
+    compiling.keeps_its_promise(caught.value, path, 12)
 
 
 def test_a_budget_of_ones_own_is_kept_and_stored(

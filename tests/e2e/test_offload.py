@@ -325,16 +325,7 @@ def test_without_a_description_of_storage_the_choice_is_the_users(
     text = str(caught.value)
     for option in ("--offload rows", "--offload ffn", "--offload all", "--profile lite"):
         assert f"with {option}:" in text
-    fitting = re.search(r"^  ([0-9.]+) MiB with (--.+): fits$", text, re.M)
-    assert fitting
-    command = text.splitlines()[-1].strip()
-    assert command.endswith(f"--output {path}")
-    words = [sys.executable, "-m", "gemmake.cli", *command.split()[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=compiling.ROOT)
-    assert done.returncode == 0, done.stderr
-    with read_artifact(path) as content:
-        assert content.header.ram_total <= 5 * MIB
-        assert f"{content.header.ram_total / MIB:.1f}" == fitting[1]
+    compiling.keeps_its_promise(caught.value, path, 5)
 
 
 def test_the_lite_profile(wide: Callable[[str], Path], tmp_path: Path) -> None:

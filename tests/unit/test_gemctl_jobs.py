@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ from gemrun.format.spec import MAGIC
 GOLDEN = sorted((Path(__file__).resolve().parents[1] / "golden").glob("v1.0/*.gembin"))
 
 
+async def cancelled(work: Callable[[], None], stop: threading.Event) -> None:
+    """Cancel a task whose thread is at work, and wait for its end."""
+    task = asyncio.ensure_future(waiting.in_thread(work))
+    await asyncio.sleep(0.05)
+    stop.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 def test_a_cancellation_waits_for_its_thread() -> None:
     stop, seen = threading.Event(), list[str]()
 
@@ -31,15 +42,10 @@ def test_a_cancellation_waits_for_its_thread() -> None:
         seen.append("thread")
 
     async def run() -> None:
-        task = asyncio.ensure_future(waiting.in_thread(work))
-        await asyncio.sleep(0.05)
-        stop.set()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancelled(work, stop)
         seen.append("task")
 
-    asyncio.run(run())
+    asyncio.run(run())  # whose end waits for all threads
     assert seen == ["thread", "task"]
 
 
@@ -50,15 +56,7 @@ def test_a_thread_that_fails_under_a_cancellation_is_still_a_cancellation() -> N
         stop.wait(10)
         raise ApiError("cancelled", "stopped")
 
-    async def run() -> None:
-        task = asyncio.ensure_future(waiting.in_thread(work))
-        await asyncio.sleep(0.05)
-        stop.set()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+    asyncio.run(cancelled(work, stop))
 
 
 def test_results_and_errors_of_a_thread() -> None:
