@@ -22,7 +22,7 @@ install(TARGETS ${GEMRUN_LIBRARIES} EXPORT gemrun
   ARCHIVE COMPONENT library LIBRARY COMPONENT library RUNTIME COMPONENT library)
 install(FILES csrc/gemrun.h csrc/gemrun.hpp csrc/gemrun_control.h csrc/gemrun_session.h
   csrc/gemrun_batch.h csrc/gemrun_thermal.h csrc/gemrun_board.h TYPE INCLUDE COMPONENT library)
-install(FILES gemmake/data/gembin.magic DESTINATION "${CMAKE_INSTALL_DATADIR}/gemrun"
+install(FILES csrc/gembin.magic DESTINATION "${CMAKE_INSTALL_DATADIR}/gemrun"
   COMPONENT library)
 
 set(package "${CMAKE_INSTALL_LIBDIR}/cmake/gemrun")

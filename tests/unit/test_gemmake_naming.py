@@ -14,7 +14,7 @@ from gemmake.naming import default_output
 from gemmake.options import CompileOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-MAGIC = ROOT / "gemmake" / "data" / "gembin.magic"
+MAGIC = ROOT / "csrc" / "gembin.magic"
 GOLDEN = ROOT / "tests" / "golden" / "v1.0"
 
 
