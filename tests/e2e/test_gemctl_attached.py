@@ -177,6 +177,11 @@ def listed(daemon: Daemon, name: str = "line-3") -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+def wait_until_attached(daemon: Daemon, times: int) -> None:
+    """Wait until programs have told what they are so many times; listed they are before that."""
+    wait_for(lambda: len(daemon.events("program.attached")) == times)
+
+
 def figures(daemon: Daemon) -> dict[str, Any]:
     row = listed(daemon)
     return row["figures"] if row is not None else {}
@@ -353,9 +358,9 @@ def test_the_daemon_dies_and_comes_back(
 def test_the_program_dies(
     kind: str, daemon: Daemon, commands: dict[str, list[str]], versions: tuple[Path, Path]
 ) -> None:
-    for _ in range(2):
+    for times in (1, 2):
         with Program(commands[kind], versions[0], daemon.socket, "line-3") as program:
-            wait_for(lambda: listed(daemon))
+            wait_until_attached(daemon, times)
             program.end(signal.SIGKILL)
             wait_for(lambda: listed(daemon) is None)
         with pytest.raises(Refused):

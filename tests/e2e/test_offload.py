@@ -5,13 +5,14 @@ The models are tiny ones made wider, so that their matrices are many pages.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import resource
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,16 @@ def test_float_weights_can_be_streamed_too(wide: Callable[[str], Path], tmp_path
 CHARGED = 64
 
 
+@pytest.fixture
+def one_processor() -> Iterator[None]:
+    """What is started runs on one processor: others hold no charged pages of its group."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    yield
+    os.sched_setaffinity(0, usual)
+
+
+@pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("level", [Offload.NONE, Offload.ALL])
 def test_a_limit_of_the_predicted_total_works_and_less_is_refused(
     wide: Callable[[str], Path], tmp_path: Path, gemrun_cli: Path, level: Offload
