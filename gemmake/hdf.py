@@ -346,14 +346,17 @@ def load_hdf(target: str | os.PathLike[str]) -> Hdf:
             f"{label}: hdf_version is {version}, this tool reads {SCHEMA_MAJOR}.x; "
             "use the tool that matches the file"
         )
+    for loc, value in _not_plain(resolved, ()):
+        raise TargetError(
+            f"{label}: {_place(loc, resolved)}: {str(value)[:60]} is no value of an HDF; "
+            f"use plain numbers and text{_line(target, _names(loc, resolved))}"
+        )
     try:
         # JSON mode: lists become tuples, while text never becomes a number.
         return Hdf.model_validate_json(_canonical(resolved))
     except ValidationError as error:
         problem, keys = first_problem(error, resolved)
         raise TargetError(f"{label}: {problem}{_line(target, keys)}") from None
-    except (TypeError, ValueError) as error:  # a TOML date, nan or inf
-        raise TargetError(f"{label}: {error}; use plain numbers and text") from None
 
 
 def list_targets() -> tuple[str, ...]:
@@ -399,6 +402,12 @@ def _line(target: str | os.PathLike[str], keys: Sequence[str]) -> str:
         return ""
     name = "" if found.path == files[-1] else f"{show(found.path.name)} "
     return f" ({name}line {found.line})"
+
+
+def _own_line(path: Path, key: str) -> str:
+    """(line 1) of a key at the top of a file that could be read, or nothing."""
+    line = line_of(path.read_text(encoding="utf-8"), [key])
+    return "" if line is None else f" (line {line})"
 
 
 def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
@@ -515,7 +524,10 @@ def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dic
     own = _read(path)
     bases = own.pop("inherits", [])
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
-        raise TargetError(f"{show(path)}: inherits is not a list of names; write inherits = [..]")
+        raise TargetError(
+            f"{show(path)}: inherits is not a list of names; write inherits = [..]"
+            f"{_own_line(path, 'inherits')}"
+        )
     result: dict[str, Any] = {}
     for name in bases:
         result = merge(result, _resolve_file(_base_path(path, name), (*chain, real), files))
@@ -528,13 +540,17 @@ def _base_path(path: Path, name: str) -> Path:
     if not all(NAME.match(part) for part in parts):
         raise TargetError(
             f"{show(path)}: base '{name}' is not a name like soc/tegra234; no dots, no roots"
+            f"{_own_line(path, 'inherits')}"
         )
     root = data_dir()
     folders = [path.parent, root]
     for folder in folders:
         if (candidate := folder.joinpath(*parts[:-1], f"{parts[-1]}.toml")).is_file():
             return candidate
-    raise TargetError(f"{show(path)}: base '{name}' does not exist; put it beside the file")
+    raise TargetError(
+        f"{show(path)}: base '{name}' does not exist; put it beside the file"
+        f"{_own_line(path, 'inherits')}"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -553,8 +569,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise TargetError(f"{label}: not valid TOML: {error}; correct that line") from None
     except RecursionError:
         raise TargetError(f"{label}: not valid TOML: nested too deeply; flatten it") from None
-    if not _flat(tables):
-        raise TargetError(f"{label}: nested more than {MAX_NESTING} deep; an HDF is flat")
+    if deep := [key for key in tables if not _flat({key: tables[key]})]:
+        raise TargetError(
+            f"{label}: {deep[0]}: nested more than {MAX_NESTING} deep; an HDF is flat"
+            f"{_own_line(path, deep[0])}"
+        )
     return tables
 
 
@@ -655,6 +674,22 @@ def _numbers(value: Any, path: str) -> Iterator[str]:
             yield from _numbers(entry, f"{path}[{name}]" if name else path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield path
+
+
+def _not_plain(
+    value: Any, loc: tuple[int | str, ...]
+) -> Iterator[tuple[tuple[int | str, ...], Any]]:
+    """Places and values that JSON does not have: dates, times, nan and inf."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _not_plain(inner, (*loc, key))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _not_plain(inner, (*loc, place))
+    elif not isinstance(value, (str, int, float)) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        yield loc, value
 
 
 def _covers(field: str, path: str) -> bool:
