@@ -132,6 +132,7 @@ class Row:
     prediction: predict.Prediction | None = None  # prompt and depth: the longest input
     reasons: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()  # what it costs that gemmake leaves weights in storage
     notes: tuple[str, ...] = ()
     check: tuple[Finding, ...] = ()
 
@@ -195,13 +196,8 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> Iterator[Candidate]:
-    """The checkpoints in a folder, and the folders in it that are one, by name."""
-    found = [
-        path
-        for path in sorted(folder.iterdir())
-        if (path.is_file() and path.suffix.lower() in SUFFIXES)
-        or (path.is_dir() and _is_checkpoint(path))
-    ]
+    """The checkpoints in a folder and in the folders in it, by name."""
+    found = list(_checkpoints(folder, 1))
     if not found and (folder / "config.json").is_file():
         found = [folder / "config.json"]
     if not found:
@@ -211,6 +207,17 @@ def _inside(folder: Path) -> Iterator[Candidate]:
         )
     for path in found:
         yield Candidate(_label(folder if path.name == "config.json" else path), path)
+
+
+def _checkpoints(folder: Path, deeper: int) -> Iterator[Path]:
+    """Files and folders that are a checkpoint, in so many levels of folders below, too."""
+    for path in sorted(folder.iterdir()):
+        if (path.is_file() and path.suffix.lower() in SUFFIXES) or (
+            path.is_dir() and _is_checkpoint(path)
+        ):
+            yield path
+        elif path.is_dir() and deeper:
+            yield from _checkpoints(path, deeper - 1)
 
 
 def _label(path: Path) -> str:
@@ -245,6 +252,15 @@ def planned(base: State, options: CompileOptions) -> State:
     notes = (*base.model.notes, *pipeline.context_notes(info, options), *base.notes)
     state = replace(base, options=options, inputs=base.model.inputs, notes=notes)
     return planning.plan_memory(planning.lay_out(pipeline.with_text(state)))
+
+
+def fitted(state: State) -> State | None:
+    """The state with what gemmake by itself leaves in storage to keep to the budget; None where
+    that is not enough."""
+    try:
+        return planning.within_budget(state)
+    except BudgetError:
+        return None
 
 
 def finest(state: State) -> State:
@@ -289,13 +305,15 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     model, text = load(candidate)
     options = options_of(wish, candidate.path if text else None)
     base = base_of(model, text, options, advice.hdf)
-    state = planned(base, options)
-    largest = finest(state)
+    plain = planned(base, options)
+    plain_largest = finest(plain)
+    largest = fitted(plain_largest)
+    state = plain if largest is None else fitted(plain) or plain
     work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
     verdicts = [
         _trained(model, wish),
-        _memory(largest, advice),
+        Verdict() if largest else _memory(plain_largest, advice),
         _speed(work, found, advice, options),
         _latency(work, found, advice, options),
     ]
@@ -306,10 +324,11 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
         fit=Fit.NO if Fit.NO in fits else Fit.OPEN if fits else Fit.YES,
         options=options,
         memory=planning.memory_of(state),
-        most=planning.memory_of(largest).total,
+        most=planning.memory_of(largest or plain_largest).total,
         prediction=found,
         reasons=tuple(verdict.reason for verdict in said),
         remedies=tuple(verdict.remedy for verdict in said if verdict.remedy),
+        offload=tuple(planning.offload_lines(state)) if state.cold else (),
         notes=state.notes,
         check=_checked(state, text) if wish.check else (),
     )
@@ -344,10 +363,8 @@ def _trained(model: Model, wish: Wish) -> Verdict:
 
 
 def _memory(largest: State, advice: Advice) -> Verdict:
-    """Against the budget; 0 leaves it to the device."""
+    """Of a plan that is over the budget."""
     granted, most = advice.granted, planning.memory_of(largest).total
-    if granted == 0 or most <= granted:
-        return Verdict()
     reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
     fitting = [
         one
@@ -406,6 +423,8 @@ def _other_mode(
         if time is not None and time.seconds.high < best:
             best = time.seconds.high
             text = f"--power-mode {mode.id}: {predictions.tokens_a_second(time)}"
+            if time.seconds.inverse().high < (advice.wish.speed or 0.0):
+                text += ", which is not enough either"
     return text
 
 

@@ -89,6 +89,8 @@ def _why(row: Row) -> Iterator[str]:
         yield f"{row.name}: {reason}"
     for remedy in row.remedies:
         yield f"{row.name}: nearest: {remedy}"
+    for line in row.offload:
+        yield f"{row.name}: {line}"
     for finding in row.check:
         yield f"{row.name}: {finding.line}"
 
@@ -146,6 +148,7 @@ def _row(row: Row) -> dict[str, Any]:
         "load_cached_s": _ends(found.warm) if found else None,
         "reasons": list(row.reasons),
         "remedies": list(row.remedies),
+        "offload": list(row.offload),
         "notes": list(row.notes),
         "assumed": list(found.assumed) if found else [],
         "check": [

@@ -22,6 +22,7 @@ import compiling
 import groups
 from fuzz.mutate import find, reseal, section_range
 from gemmake import report
+from gemmake.advise import Fit, Wish, advise
 from gemmake.errors import BudgetError
 from gemmake.options import Effort, Offload, Profile, Quantization
 from gemrun.context import GemRunContext
@@ -314,6 +315,26 @@ def test_auto_streams_no_more_than_the_budget_asks_for(
             assert mib < 64 or not content.cold
         assert compiling.problems(path) == []
     assert 0 == found[64] < found[5] < found[4]
+
+
+@pytest.mark.parametrize("mib", [5, 4])
+def test_advise_plans_what_auto_streams(
+    wide: Callable[[str], Path], tmp_path: Path, mib: int
+) -> None:
+    """A model that gemmake fits into the budget by itself fits, and what that costs is told."""
+    target, path = compiling.board(tmp_path, mib, STORAGE), tmp_path / "x.gembin"
+    asked = Wish(target, longest_input=64, answer=64, effort=Effort.FAST)
+    (row,) = advise([str(wide("gemma3"))], asked).rows
+    assert (row.fit, row.reasons, row.remedies) == (Fit.YES, (), ())
+    compiling.compiled(wide("gemma3"), path, target=target, effort=Effort.FAST, context=128)
+    with read_artifact(path) as content:
+        assert row.memory is not None
+        assert row.memory.total == row.most == content.header.ram_total
+        streamed = cold.streamed(content.cold, content.tensors)
+    assert f"{streamed / 1e6:.1f} MB are read from storage for every token" in row.offload[0]
+    assert row.prediction is not None
+    assert row.prediction.decode is not None
+    assert row.prediction.decode.limit == "storage"
 
 
 def test_without_a_description_of_storage_the_choice_is_the_users(

@@ -236,6 +236,10 @@ def test_candidates_are_found_in_folders(tiny_checkpoint: MakeTiny, tmp_path: Pa
     (tmp_path / "notes.txt").write_text("x")
     names = [one.name for one in advise.candidates([str(tmp_path), str(model), "2B"])]
     assert names == ["a.gguf", "b", model.name, "qwen3-1.7b", "gemma-2-2b"]
+    above = tmp_path.parent / f"{tmp_path.name}-above"
+    (above / "c").mkdir(parents=True)
+    (above / "c" / "x.gguf").write_bytes(b"")
+    assert [one.name for one in advise.candidates([str(above)])] == ["x.gguf"]
     only = tmp_path / "only"
     only.mkdir()
     with pytest.raises(UsageError, match="no checkpoint in it"):
