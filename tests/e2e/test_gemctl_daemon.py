@@ -246,6 +246,25 @@ def test_nothing_is_lost_or_mixed_while_versions_change(
     assert daemon.call("stats")["requests"]["failed"] == 0
 
 
+def test_mistakes_of_the_caller_are_no_failed_requests(
+    daemon: Daemon, versions: tuple[Path, Path]
+) -> None:
+    daemon.replace(versions[0], name="pilot")
+    settled(daemon)
+    wrong: tuple[dict[str, Any], ...] = (
+        {"prompt": "x" * 5000},  # longer than the context
+        {"prompt": PROMPT, "banned": [(1 << 32) - 1]},  # no such token
+        {"prompt": PROMPT, "model": "nobody"},
+        {"prompt": ""},
+    )
+    for params in wrong:
+        with pytest.raises(Refused) as caught:
+            daemon.call("generate", **params)
+        assert caught.value.code in ("bad_request", "not_found"), params
+    assert daemon.call("stats")["requests"] == {"active": 0, "queued": 0, "done": 0, "failed": 0}
+    assert daemon.call("model.status", name="pilot")["requests"]["failed"] == 0
+
+
 def test_deadlines_are_kept_while_others_wait(daemon: Daemon, versions: tuple[Path, Path]) -> None:
     daemon.replace(versions[0], name="pilot")
     settled(daemon)
