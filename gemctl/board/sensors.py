@@ -38,6 +38,7 @@ GAPS = 8  # times between values of an external sensor that are remembered
 MAX_ZONES = 256
 MAX_BYTES = 256  # of a sensor's file
 MAX_PAYLOAD = 1024  # of an MQTT message
+OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
 NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d{0,12})?([eE][+-]?\d{1,2})?", re.ASCII)
 ZONE_FOLDER = re.compile(r"thermal_zone(\d{1,4})", re.ASCII)
@@ -335,7 +336,8 @@ class _File:
     """file:PATH[:SCALE]. What nobody writes any more is old, whatever it says.
 
     The age counts from the last change that was seen here (the file's time of change, or another
-    file in its place), not from a clock that may be set. Files of the kernel are always new.
+    file in its place), not from a clock that may be set; only of the first read it is what the
+    clock says: else every restart would make an old value new. Files of the kernel are always new.
     """
 
     def __init__(self, path: Path, scale: float, virtual: Path) -> None:
@@ -343,10 +345,12 @@ class _File:
         self._virtual = [_device(place) for place in (Path("/sys"), Path("/proc"))]
         self._fresh = any(path.is_relative_to(virtual / name) for name in ("sys", "proc"))
         self._mark: tuple[int, ...] = ()
+        self._first = True  # nobody has looked yet
         self._at = 0.0
         self._celsius = 0.0
 
     def read(self, now: float) -> tuple[float, float]:
+        first, self._first = self._first, False
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:
@@ -361,6 +365,8 @@ class _File:
         mark = (state.st_ino, state.st_mtime_ns, state.st_size)
         if mark != self._mark or self._fresh or state.st_dev in self._virtual:
             self._mark, self._at = mark, now
+            if first and not self._fresh and state.st_dev not in self._virtual:
+                self._at -= _age(state)
         return self._scaled(text), self._at
 
     def _flow(self, descriptor: int, now: float) -> tuple[float, float]:
@@ -380,6 +386,11 @@ class _File:
     def _scaled(self, text: str) -> float:
         hint = "; is a scale missing (:0.001 for thousandths)?" if self._scale == 1 else ""
         return _plausible(_number(text) * self._scale, hint)
+
+
+def _age(state: os.stat_result) -> float:
+    """Whole seconds since a file was written, as some disks keep no more; of the future: 0."""
+    return max(0.0, (time.time() - state.st_mtime) // 1)
 
 
 def _device(path: Path) -> int:
@@ -553,7 +564,7 @@ class Sensors:
     `zones`: thermal zone types to use; none named: chosen by FAMILIES. `external`: see
     `parse_source`; raises ApiError("bad_request"). `max_age_s`: an external value that is older
     counts as unknown. `wait_s`: how long `sample` may wait for answers of external sensors; what
-    comes later is there at the next call.
+    comes later is there at the next call. `mqtt`: whether there is a broker.
     """
 
     def __init__(
@@ -564,11 +575,13 @@ class Sensors:
         max_age_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         wait_s: float = 0.001,
+        mqtt: bool = True,
     ) -> None:
         if not 0 < max_age_s <= 86400:
             raise ApiError("bad_request", f"external_max_age_s: {max_age_s:g}; give 0.1 to 86400 s")
         self._root, self._wanted = root, tuple(zones)
         self._max_age_s, self._clock, self._wait_s = max_age_s, clock, wait_s
+        self._mqtt = mqtt
         self._sources: dict[str, Source] = {}
         self._readers: dict[str, _Reader] = {}
         self._rhythms: dict[str, _Rhythm] = {}
@@ -656,7 +669,7 @@ class Sensors:
         readings = []
         for spec, source in self._sources.items():
             if isinstance(source, _Topic):
-                celsius, at_s, reason = _value(source, now)
+                celsius, at_s, reason = _value(source, now) if self._mqtt else (None, now, OFF)
             else:
                 left = until - time.monotonic() if spec in asked else 0.0
                 celsius, at_s, reason = self._readers[spec].answer(left)
