@@ -265,6 +265,22 @@ def test_mistakes_of_the_caller_are_no_failed_requests(
     assert daemon.call("model.status", name="pilot")["requests"]["failed"] == 0
 
 
+def test_doctor_tells_of_a_key_that_is_none(tmp_path: Path) -> None:
+    """Where signatures are preferred too: what it has signed counts as signed by nobody known."""
+    keys = tmp_path / "keys"
+    with Daemon(models={"keys_dir": str(keys), "signature": "preferred"}) as daemon:
+
+        def told() -> list[str]:
+            checks = daemon.call("doctor")["checks"]
+            return [one["text"] for one in checks if one["name"] == "keys"]
+
+        assert told() == []
+        keys.mkdir()
+        assert told() == []
+        (keys / "vendor.pub").write_text("junk")
+        assert "this key is not used" in told()[0]
+
+
 def test_deadlines_are_kept_while_others_wait(daemon: Daemon, versions: tuple[Path, Path]) -> None:
     daemon.replace(versions[0], name="pilot")
     settled(daemon)
