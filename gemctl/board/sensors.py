@@ -38,6 +38,7 @@ GAPS = 8  # times between values of an external sensor that are remembered
 MAX_ZONES = 256
 MAX_BYTES = 256  # of a sensor's file
 MAX_PAYLOAD = 1024  # of an MQTT message
+NO_ZONE = "no thermal zone of the processor gives a temperature"
 OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
 NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d{0,12})?([eE][+-]?\d{1,2})?", re.ASCII)
@@ -586,6 +587,7 @@ class Sensors:
         self._readers: dict[str, _Reader] = {}
         self._rhythms: dict[str, _Rhythm] = {}
         self._found: list[_Zone | _Chip] = []
+        self._had = False  # a zone or chip was there once: without it nothing is well
         self._used: list[_Soc] = []
         self._soc: list[Reading] = []
         self._soc_at: float | None = None
@@ -598,6 +600,7 @@ class Sensors:
         """Look for zones and chips again."""
         self._scanned_at, self._soc_at, self._trips = now, None, None
         self._found = [*_zones(self._root), *_chips(self._root)]
+        self._had = self._had or bool(self._found)
         if not self._wanted:
             self._used = _choose(self._found)
             return
@@ -623,13 +626,13 @@ class Sensors:
 
     @property
     def any(self) -> bool:
-        """Is there a zone or chip, or was a sensor named?"""
-        return bool(self._found or self._wanted or self._sources)
+        """Is there a zone or chip, or was there one, or was a sensor named?"""
+        return bool(self.own or self._sources)
 
     @property
     def own(self) -> bool:
-        """Has the machine a zone or chip of its own, or should it have one that was named?"""
-        return bool(self._found or self._wanted)
+        """Has the machine a zone or chip of its own, had it one, or was one named?"""
+        return bool(self._had or self._wanted)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -658,8 +661,7 @@ class Sensors:
 
     def _soc_readings(self, now: float) -> list[Reading]:
         if not self._used:
-            reason = "no thermal zone of the processor gives a temperature"
-            return [Reading("soc", None, now, False, reason)]
+            return [Reading("soc", None, now, False, NO_ZONE)]
         tried = [(sensor.name, *_try(sensor)) for sensor in self._used]
         return [Reading(name, celsius, now, False, reason) for name, celsius, reason in tried]
 
@@ -720,6 +722,9 @@ class Sensors:
             row = {"name": sensor.name, "external": False, "used": sensor in self._used}
             row |= {"celsius": celsius, "reason": reason, "passive_c": trips.passive_c}
             rows.append({**row, "critical_c": trips.critical_c})
+        if self._had and not self._found and not self._wanted:
+            gone = {"name": "soc", "external": False, "used": True, "celsius": None}
+            rows.append({**gone, "reason": NO_ZONE, "passive_c": None, "critical_c": None})
         for reading in self._read_external(now):
             row = {"name": reading.name, "external": True, "used": True}
             row |= {"celsius": reading.celsius, "reason": reading.reason}
