@@ -265,6 +265,30 @@ def test_mistakes_of_the_caller_are_no_failed_requests(
     assert daemon.call("model.status", name="pilot")["requests"]["failed"] == 0
 
 
+def test_another_version_is_held_to_signatures_however_it_comes(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The current one serves on, also after a disable: nothing new is trusted by that."""
+    with Daemon(models={"keys_dir": str(tmp_path)}) as daemon:
+        daemon.replace(versions[0], name="pilot")
+        old = settled(daemon)["digest"]
+        daemon.replace(versions[1], name="pilot")
+        new = settled(daemon)["digest"]
+        text = daemon.config.read_text(encoding="utf-8")
+        text = text.replace("[models]", '[models]\nsignature = "required"')
+        daemon.config.write_text(text, encoding="utf-8")
+        daemon.call("config.reload")
+        daemon.call("model.disable", name="pilot")
+        daemon.call("model.enable", name="pilot")
+        assert daemon.call("stats")["digest"] == new
+        with pytest.raises(Refused, match="signature: none"):
+            daemon.call("model.rollback", name="pilot")
+        daemon.call("model.unload", name="pilot")
+        with pytest.raises(Refused, match="signature: none"):
+            daemon.call("model.load", name="pilot", digest=old)
+        daemon.call("model.load", name="pilot")
+
+
 def test_doctor_tells_of_a_key_that_is_none(tmp_path: Path) -> None:
     """Where signatures are preferred too: what it has signed counts as signed by nobody known."""
     keys = tmp_path / "keys"
