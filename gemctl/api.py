@@ -26,6 +26,7 @@ from gemctl.serve import replace
 from gemctl.serve.jobs import Job
 from gemctl.serve.models import Model, Models
 from gemctl.service import Caller, Emit
+from gemctl.store import sign
 from gemctl.store.store import check_name
 
 if TYPE_CHECKING:
@@ -377,8 +378,19 @@ class Api:
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
 
     async def _load(self, name: str, digest: str | None) -> None:
+        if digest not in (None, self.models.store.versions(name).current):
+            await asyncio.to_thread(self._demand_signature, name, str(digest))
         await self.models.load(name, digest)
         self.models.loaded(name)
+
+    def _demand_signature(self, name: str, digest: str) -> None:
+        """Another version than the current one is held to signatures, as a replacement is."""
+        config = self._daemon.config.models
+        descriptor = self.models.store.open(name, digest)
+        try:
+            sign.demand(sign.check(descriptor, config.signature, config.keys_dir))
+        finally:
+            os.close(descriptor)
 
     async def model_unload(self, p: NameParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()

@@ -284,7 +284,7 @@ def generate(
             session.out(event["text"], end="")
 
     with session.client() as client:
-        found = client.call("generate", {**params, "stream": not session.json}, show)
+        found = client.call("generate", {**params, "stream": not session.json}, show, told=True)
     session.show(found, lambda _: "")
     tell_cut(session, found, params["max_tokens"])
 
@@ -356,8 +356,13 @@ def bundle(session: Session, output: str) -> None:
     """gemctl bundle: readable by people, who look through it before it is sent."""
     from pathlib import Path
 
-    found = session.ask("bundle")
     path = Path(output).absolute()
+    if output != "-" and (path.is_fifo() or path.is_socket()):  # who reads it, may never come
+        wrong(f"{path}: is no regular file; name another one, or - for stdout, with --output")
+    found = session.ask("bundle")
+    if output == "-":
+        session.out(json.dumps(found, indent=1))
+        return
     try:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

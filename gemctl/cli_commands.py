@@ -181,8 +181,9 @@ def doctor(session: Session) -> None:
 
 
 @main.command()
-@click.option("--output", type=click.Path(dir_okay=False), default="gemctl-bundle.json",
-              show_default=True, metavar="FILE")  # fmt: skip
+@click.option("--output", type=click.Path(dir_okay=False, allow_dash=True),
+              default="gemctl-bundle.json", show_default=True, metavar="FILE",
+              help="- for stdout")  # fmt: skip
 @pass_session
 def bundle(session: Session, output: str) -> None:
     """A file for support: doctor, events, figures; no prompts."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET = "/run/gemctl/gemctl.sock"
 LINE_MOST = 1 << 22
 CANCEL_S = 30.0
+FIRST_S = 10.0  # to the first word: that it was begun, however long the rest takes
+SILENT = "gemctld does not answer; see its log (journalctl -u gemctld), and restart it"
 ENDED = "gemctld has ended; start it, and ask again"
 _PARTS = ("event", "error", "result")
 
@@ -54,6 +56,7 @@ class Client:
 
     def __init__(self, path: str, timeout_s: float | None = None) -> None:
         self._sock = socket.socket(socket.AF_UNIX)
+        self._timeout_s = timeout_s
         self._sock.settimeout(timeout_s)
         try:
             self._sock.connect(path)
@@ -74,16 +77,21 @@ class Client:
         params: dict[str, Any] | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         fd: int | None = None,
+        told: bool = False,
     ) -> dict[str, Any]:
-        """The result of a method; its events go to `on_event`. Raises Refused."""
+        """The result of a method; its events go to `on_event`. Raises Refused. `told`: its first
+        event comes at once, and a daemon that hangs is noticed by that."""
+        if told:
+            self._sock.settimeout(FIRST_S)
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have refused us, and said why
                 self._send(_line_of("1", method, params), fd)
             while "event" in (reply := self._reply()):
+                self._sock.settimeout(self._timeout_s)
                 if on_event is not None:
                     on_event(reply["event"])
         except TimeoutError:
-            raise Refused("timeout", f"{method}: no answer in time; try again") from None
+            raise Refused("timeout", f"{method}: no answer in time: {SILENT}") from None
         except OSError as error:
             what = f"connection: {error.strerror or error}"
             raise Refused("unreachable", f"{what}; {ENDED}") from None

@@ -18,4 +18,6 @@ EXIT_CODES: dict[str, int] = {
     "no_space": 11,
     "cancelled": 130,
 }
+# What the caller did wrong, or asked for: no failure of the service.
+BY_CALLER = frozenset({"bad_request", "forbidden", "not_found", "conflict", "cancelled"})
 RETRYABLE = frozenset({"busy", "timeout", "cancelled"})

@@ -86,6 +86,7 @@ class Daemon:
             config.sensors.zones,
             config.sensors.external,
             config.sensors.external_max_age_s,
+            mqtt=bool(config.mqtt.host),
         )
         self.power = power_.Power(root)
         self.powerd = PowerdClient(config.sensors.powerd_socket)
@@ -520,9 +521,7 @@ class Daemon:
             what = "connected" if info["connected"] else str(info["reason"])
             what += render.refusals(info["commands"])
             checks.append(_check("ok" if info["connected"] else "warn", "mqtt", what))
-        if self._wants_keys():
-            checks.append(self._check_keys())
-        return checks
+        return checks + self._check_keys()
 
     def _wants_keys(self) -> bool:
         config = self.config
@@ -543,18 +542,25 @@ class Daemon:
             return _check("warn", name, f"{what}; {remedy}")
         return _check("ok", name, f"{row['celsius']} C")
 
-    def _check_keys(self) -> dict[str, Any]:
-        """Without a key nothing is taken that has to be signed."""
+    def _check_keys(self) -> list[dict[str, Any]]:
+        """Without a key nothing is taken that has to be signed; what lies there and is no key is
+        told wherever keys are used."""
+        wanted = self._wants_keys()
+        config = self.config.models
+        if not wanted and (config.signature == "off" or not config.keys_dir.exists()):
+            return []
         found = sign.load_keys(self.config.models.keys_dir)
         if found.warnings:
-            return _check("warn", "keys", "; ".join(found.warnings))
+            return [_check("warn", "keys", "; ".join(found.warnings))]
+        if not found.keys and not wanted:
+            return []
         if not found.keys:
             required = self.config.models.signature == "required"
             rule = "models.signature is required" if required else "mqtt.require_signed is on"
             what = f"no .pub file in {found.folder}, and {rule}; put one there"
-            return _check("warn", "keys", what)
+            return [_check("warn", "keys", what)]
         plural = "s" if len(found.keys) > 1 else ""
-        return _check("ok", "keys", f"{len(found.keys)} key{plural} in {found.folder}")
+        return [_check("ok", "keys", f"{len(found.keys)} key{plural} in {found.folder}")]
 
     def _check_locked(self, model: Model) -> list[dict[str, Any]]:
         """Workers that were to lock their memory and could not."""

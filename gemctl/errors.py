@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-from gemctl.codes import EXIT_CODES, RETRYABLE
+from gemctl.codes import BY_CALLER, EXIT_CODES, RETRYABLE
 
-__all__ = ["EXIT_CODES", "RETRYABLE", "ApiError", "Code", "of_system"]
+__all__ = ["BY_CALLER", "EXIT_CODES", "OUT_OF", "RETRYABLE", "ApiError", "Code", "of_system"]
 
 Code = Literal[
     "bad_request",  # not understood: a field is missing, of another type, out of range
@@ -57,6 +57,8 @@ _SHORT: dict[int, tuple[Code, str]] = {
     errno.EDQUOT: ("no_space", "free room on its disk, or raise its quota"),
     errno.EROFS: ("no_space", "mount it writable"),
 }
+# Of those, what is missing to the daemon itself: no file and no disk is to blame.
+OUT_OF = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
 
 
 def of_system(what: str, error: OSError | MemoryError) -> ApiError:

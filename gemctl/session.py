@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Show = Callable[[dict[str, Any]], str]
 
-ANSWER_S = 30.0  # of a daemon that is well
+ANSWER_S = 10.0  # of a daemon that is well
 WORK_S = 3600.0  # without a word: the copy of a large model to a slow disk
 STOPPED = "stopped by SIGINT; start it again"
 # Options that may stand anywhere in the line -> their value's name, and what they are for.

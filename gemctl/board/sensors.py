@@ -38,6 +38,8 @@ GAPS = 8  # times between values of an external sensor that are remembered
 MAX_ZONES = 256
 MAX_BYTES = 256  # of a sensor's file
 MAX_PAYLOAD = 1024  # of an MQTT message
+NO_ZONE = "no thermal zone of the processor gives a temperature"
+OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
 NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d{0,12})?([eE][+-]?\d{1,2})?", re.ASCII)
 ZONE_FOLDER = re.compile(r"thermal_zone(\d{1,4})", re.ASCII)
@@ -335,7 +337,8 @@ class _File:
     """file:PATH[:SCALE]. What nobody writes any more is old, whatever it says.
 
     The age counts from the last change that was seen here (the file's time of change, or another
-    file in its place), not from a clock that may be set. Files of the kernel are always new.
+    file in its place), not from a clock that may be set; only of the first read it is what the
+    clock says: else every restart would make an old value new. Files of the kernel are always new.
     """
 
     def __init__(self, path: Path, scale: float, virtual: Path) -> None:
@@ -343,10 +346,12 @@ class _File:
         self._virtual = [_device(place) for place in (Path("/sys"), Path("/proc"))]
         self._fresh = any(path.is_relative_to(virtual / name) for name in ("sys", "proc"))
         self._mark: tuple[int, ...] = ()
+        self._first = True  # nobody has looked yet
         self._at = 0.0
         self._celsius = 0.0
 
     def read(self, now: float) -> tuple[float, float]:
+        first, self._first = self._first, False
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:
@@ -361,6 +366,8 @@ class _File:
         mark = (state.st_ino, state.st_mtime_ns, state.st_size)
         if mark != self._mark or self._fresh or state.st_dev in self._virtual:
             self._mark, self._at = mark, now
+            if first and not self._fresh and state.st_dev not in self._virtual:
+                self._at -= _age(state)
         return self._scaled(text), self._at
 
     def _flow(self, descriptor: int, now: float) -> tuple[float, float]:
@@ -380,6 +387,11 @@ class _File:
     def _scaled(self, text: str) -> float:
         hint = "; is a scale missing (:0.001 for thousandths)?" if self._scale == 1 else ""
         return _plausible(_number(text) * self._scale, hint)
+
+
+def _age(state: os.stat_result) -> float:
+    """Whole seconds since a file was written, as some disks keep no more; of the future: 0."""
+    return max(0.0, (time.time() - state.st_mtime) // 1)
 
 
 def _device(path: Path) -> int:
@@ -553,7 +565,7 @@ class Sensors:
     `zones`: thermal zone types to use; none named: chosen by FAMILIES. `external`: see
     `parse_source`; raises ApiError("bad_request"). `max_age_s`: an external value that is older
     counts as unknown. `wait_s`: how long `sample` may wait for answers of external sensors; what
-    comes later is there at the next call.
+    comes later is there at the next call. `mqtt`: whether there is a broker.
     """
 
     def __init__(
@@ -564,15 +576,18 @@ class Sensors:
         max_age_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         wait_s: float = 0.001,
+        mqtt: bool = True,
     ) -> None:
         if not 0 < max_age_s <= 86400:
             raise ApiError("bad_request", f"external_max_age_s: {max_age_s:g}; give 0.1 to 86400 s")
         self._root, self._wanted = root, tuple(zones)
         self._max_age_s, self._clock, self._wait_s = max_age_s, clock, wait_s
+        self._mqtt = mqtt
         self._sources: dict[str, Source] = {}
         self._readers: dict[str, _Reader] = {}
         self._rhythms: dict[str, _Rhythm] = {}
         self._found: list[_Zone | _Chip] = []
+        self._had = False  # a zone or chip was there once: without it nothing is well
         self._used: list[_Soc] = []
         self._soc: list[Reading] = []
         self._soc_at: float | None = None
@@ -585,6 +600,7 @@ class Sensors:
         """Look for zones and chips again."""
         self._scanned_at, self._soc_at, self._trips = now, None, None
         self._found = [*_zones(self._root), *_chips(self._root)]
+        self._had = self._had or bool(self._found)
         if not self._wanted:
             self._used = _choose(self._found)
             return
@@ -610,13 +626,13 @@ class Sensors:
 
     @property
     def any(self) -> bool:
-        """Is there a zone or chip, or was a sensor named?"""
-        return bool(self._found or self._wanted or self._sources)
+        """Is there a zone or chip, or was there one, or was a sensor named?"""
+        return bool(self.own or self._sources)
 
     @property
     def own(self) -> bool:
-        """Has the machine a zone or chip of its own, or should it have one that was named?"""
-        return bool(self._found or self._wanted)
+        """Has the machine a zone or chip of its own, had it one, or was one named?"""
+        return bool(self._had or self._wanted)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -645,8 +661,7 @@ class Sensors:
 
     def _soc_readings(self, now: float) -> list[Reading]:
         if not self._used:
-            reason = "no thermal zone of the processor gives a temperature"
-            return [Reading("soc", None, now, False, reason)]
+            return [Reading("soc", None, now, False, NO_ZONE)]
         tried = [(sensor.name, *_try(sensor)) for sensor in self._used]
         return [Reading(name, celsius, now, False, reason) for name, celsius, reason in tried]
 
@@ -656,7 +671,7 @@ class Sensors:
         readings = []
         for spec, source in self._sources.items():
             if isinstance(source, _Topic):
-                celsius, at_s, reason = _value(source, now)
+                celsius, at_s, reason = _value(source, now) if self._mqtt else (None, now, OFF)
             else:
                 left = until - time.monotonic() if spec in asked else 0.0
                 celsius, at_s, reason = self._readers[spec].answer(left)
@@ -707,6 +722,9 @@ class Sensors:
             row = {"name": sensor.name, "external": False, "used": sensor in self._used}
             row |= {"celsius": celsius, "reason": reason, "passive_c": trips.passive_c}
             rows.append({**row, "critical_c": trips.critical_c})
+        if self._had and not self._found and not self._wanted:
+            gone = {"name": "soc", "external": False, "used": True, "celsius": None}
+            rows.append({**gone, "reason": NO_ZONE, "passive_c": None, "critical_c": None})
         for reading in self._read_external(now):
             row = {"name": reading.name, "external": True, "used": True}
             row |= {"celsius": reading.celsius, "reason": reading.reason}

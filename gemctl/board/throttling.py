@@ -148,7 +148,7 @@ class Throttle:
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
         if external is not None:
             self.sensors.set_external([*self.config.sensors.external, *external])  # or ApiError
-            self._specs = (*self.config.sensors.external, *external)
+            self._take((*self.config.sensors.external, *external))
             changes["external"] = tuple(external)
         self._brief = None
         if for_s is not None:
@@ -241,7 +241,8 @@ class Throttle:
         blind = in_force.mode == "off" != self.mode
         self.decision = dataclasses.replace(decided, reason=BLIND) if blind else decided
         self._reasons = {r.name: r.reason for r in readings if r.reason}
-        self._tell(before, self.decision)
+        well = frozenset(r.name for r in readings if r.celsius is not None and not r.reason)
+        self._tell(before, self.decision, well)
         await self._act(self.decision)
         self.metrics.temperatures({r.name: r.celsius for r in readings})
         self.metrics.power(dict(self.reading.rails))
@@ -276,7 +277,12 @@ class Throttle:
         if specs != self._specs:
             with contextlib.suppress(ApiError):
                 self.sensors.set_external(specs)
-            self._specs = specs
+            self._take(specs)
+
+    def _take(self, specs: tuple[str, ...]) -> None:
+        """Other external sensors: those that were taken away on purpose have no fault."""
+        self._faults -= frozenset(self._specs) - frozenset(specs)
+        self._specs = specs
 
     def _trend(self) -> float | None:
         """Growth of the time per token over its long mean, while nothing of ours slows it."""
@@ -287,15 +293,16 @@ class Throttle:
         self._long_step = step if before is None else before + TREND_MEMORY * (step - before)
         return step / self._long_step - 1.0
 
-    def _tell(self, before: core.Decision | None, now: core.Decision) -> None:
+    def _tell(self, before: core.Decision | None, now: core.Decision, well: frozenset[str]) -> None:
+        """Events of a tick. A sensor whose fault is gone because it is gone is not well."""
         faults = frozenset(name for name, _ in now.sensor_faults)
         for name, why in now.sensor_faults:
             if name not in self._faults:
                 reason = self._reasons.get(name, why)
                 self.hub.publish("sensor.fault", sensor=name, reason=reason)
-        for name in self._faults - faults:
+        for name in (self._faults - faults) & well:
             self.hub.publish("sensor.ok", sensor=name)
-        self._faults = faults
+        self._faults = faults | (self._faults - well)
         changed = before is None or before.level != now.level
         if changed and not (before is None and now.level == 0):
             self.hub.publish(

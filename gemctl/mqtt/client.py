@@ -43,6 +43,7 @@ PASSWORD_BYTES = 4096
 UNSUPPORTED = 132  # reason codes of MQTT 5
 PROTOCOL_ERROR = 130
 WHO = (133, 134, 135)  # client identifier, password, not authorised
+CHECK_USER = "check mqtt.username and password_file"  # of the daemon; gemctl fleet has options
 REFUSED = 128  # this and above, in answers to a subscription
 
 _LOG = logging.getLogger("gemctl.mqtt.client")
@@ -283,7 +284,7 @@ class Link(aiomqtt.Client):
 def _no_connection(error: aiomqtt.MqttError) -> LinkError:
     code = getattr(error, "rc", None)
     if isinstance(code, ReasonCode):
-        advice = "; check mqtt.username and password_file" if code.value in WHO else ""
+        advice = f"; {CHECK_USER}" if code.value in WHO else ""
         reason = f"refused by the broker: {str(code).lower()}{advice}"
         return LinkError(reason, unsupported=code.value == UNSUPPORTED)
     text = str(error) or "no answer"

@@ -18,7 +18,7 @@ from typing import Any
 
 from gemctl import waiting
 from gemctl.config import ModelsConfig
-from gemctl.errors import ApiError
+from gemctl.errors import OUT_OF, ApiError, of_system
 from gemrun.format import spec
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.spec import ENTRY_SIZE, HEADER_SIZE, MAGIC, Header, Section, fourcc
@@ -92,6 +92,8 @@ def thermal(path: Path) -> Thermal:
 def _damaged(path: Path, error: Exception) -> ApiError:
     """A version of the store that is not what it was, in our words and not in Python's."""
     reason = "it is cut short"
+    if isinstance(error, OSError) and error.errno in OUT_OF:
+        return of_system(f"version {path.stem[:12]}", error)
     if isinstance(error, OSError):
         reason = error.strerror or "it cannot be read"
     elif isinstance(error, FormatError):

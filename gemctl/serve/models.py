@@ -18,7 +18,7 @@ from gemctl import waiting
 from gemctl.board import machine
 from gemctl.config import Config
 from gemctl.core import policy, slots
-from gemctl.errors import ApiError
+from gemctl.errors import BY_CALLER, ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact, jobs
 from gemctl.serve.jobs import Job, reason_of
@@ -675,7 +675,7 @@ class Models:
                     died = error.code == "failed" and not (engine.worker and engine.worker.alive)
                     engine.failures += error.code == "failed"  # the caller's mistakes are not its
                     if not died or attempt == RETRIES or self._given_up(model):
-                        model.figures.failed += 1
+                        model.figures.failed += error.code not in BY_CALLER
                         self.metrics.request(model.name, error.code)
                         raise
                 finally:

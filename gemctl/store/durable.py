@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from gemctl.errors import ApiError
+from gemctl.errors import OUT_OF, ApiError, of_system
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NEW = ".new"  # ends the passing name of a file that write_file makes
@@ -58,6 +58,8 @@ def told(error: OSError, path: Path, wanted: int = 0) -> ApiError:
             "no_space",
             f"{path}: {reason}: {wanted} bytes wanted, {left} free; free room on its disk",
         )
+    if error.errno in OUT_OF:
+        return of_system(str(path), error)
     return ApiError("failed", f"{path}: {reason}; check the disk and the permissions")
 
 

@@ -425,6 +425,13 @@ def test_a_bundle_says_where_it_is(daemon: Daemon, tmp_path: Path) -> None:
     assert "name another file with --output" in refused.stderr
 
 
+def test_a_bundle_waits_for_no_reader(daemon: Daemon, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = typed(daemon, "bundle", "--output", tmp_path / "pipe", code=2)
+    assert "is no regular file; name another one" in refused.stderr
+    assert json.loads(typed(daemon, "bundle", "--output", "-").stdout)["info"]
+
+
 def test_figures(daemon: Daemon) -> None:
     wait_for(lambda: "tokens" in typed(daemon, "stats", "--history").stdout)
     header = typed(daemon, "stats", "--history").stdout.splitlines()[0]

@@ -246,6 +246,65 @@ def test_nothing_is_lost_or_mixed_while_versions_change(
     assert daemon.call("stats")["requests"]["failed"] == 0
 
 
+def test_mistakes_of_the_caller_are_no_failed_requests(
+    daemon: Daemon, versions: tuple[Path, Path]
+) -> None:
+    daemon.replace(versions[0], name="pilot")
+    settled(daemon)
+    wrong: tuple[dict[str, Any], ...] = (
+        {"prompt": "x" * 5000},  # longer than the context
+        {"prompt": PROMPT, "banned": [(1 << 32) - 1]},  # no such token
+        {"prompt": PROMPT, "model": "nobody"},
+        {"prompt": ""},
+    )
+    for params in wrong:
+        with pytest.raises(Refused) as caught:
+            daemon.call("generate", **params)
+        assert caught.value.code in ("bad_request", "not_found"), params
+    assert daemon.call("stats")["requests"] == {"active": 0, "queued": 0, "done": 0, "failed": 0}
+    assert daemon.call("model.status", name="pilot")["requests"]["failed"] == 0
+
+
+def test_another_version_is_held_to_signatures_however_it_comes(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The current one serves on, also after a disable: nothing new is trusted by that."""
+    with Daemon(models={"keys_dir": str(tmp_path)}) as daemon:
+        daemon.replace(versions[0], name="pilot")
+        old = settled(daemon)["digest"]
+        daemon.replace(versions[1], name="pilot")
+        new = settled(daemon)["digest"]
+        text = daemon.config.read_text(encoding="utf-8")
+        text = text.replace("[models]", '[models]\nsignature = "required"')
+        daemon.config.write_text(text, encoding="utf-8")
+        daemon.call("config.reload")
+        daemon.call("model.disable", name="pilot")
+        daemon.call("model.enable", name="pilot")
+        assert daemon.call("stats")["digest"] == new
+        with pytest.raises(Refused, match="signature: none"):
+            daemon.call("model.rollback", name="pilot")
+        daemon.call("model.unload", name="pilot")
+        with pytest.raises(Refused, match="signature: none"):
+            daemon.call("model.load", name="pilot", digest=old)
+        daemon.call("model.load", name="pilot")
+
+
+def test_doctor_tells_of_a_key_that_is_none(tmp_path: Path) -> None:
+    """Where signatures are preferred too: what it has signed counts as signed by nobody known."""
+    keys = tmp_path / "keys"
+    with Daemon(models={"keys_dir": str(keys), "signature": "preferred"}) as daemon:
+
+        def told() -> list[str]:
+            checks = daemon.call("doctor")["checks"]
+            return [one["text"] for one in checks if one["name"] == "keys"]
+
+        assert told() == []
+        keys.mkdir()
+        assert told() == []
+        (keys / "vendor.pub").write_text("junk")
+        assert "this key is not used" in told()[0]
+
+
 def test_deadlines_are_kept_while_others_wait(daemon: Daemon, versions: tuple[Path, Path]) -> None:
     daemon.replace(versions[0], name="pilot")
     settled(daemon)

@@ -409,3 +409,16 @@ def test_a_bundle_on_a_full_disk_is_no_mistake_in_the_line(daemon: Daemon) -> No
     done = finished(daemon, "bundle", "--output", "/dev/full")
     assert done.returncode == 8
     assert "/dev/full: No space left on device; free room on its disk" in done.stderr
+
+
+def test_a_daemon_that_hangs_is_noticed(daemon: Daemon) -> None:
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        for words in (("generate", "x"), ("stats",)):
+            began = time.monotonic()
+            done = finished(daemon, *words)
+            assert time.monotonic() - began < 20
+            assert done.returncode == 9
+            assert "gemctld does not answer; see its log" in done.stderr
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)

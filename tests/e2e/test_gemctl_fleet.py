@@ -582,6 +582,6 @@ def test_a_wrong_password_is_one_sentence(broker: Broker) -> None:
     config = broker.config("", "fleet")
     assert config.password_file is not None
     config.password_file.write_text("wrong")
-    with pytest.raises(ApiError, match="password_file"):
+    with pytest.raises(ApiError, match="check --username and --password-file"):
         asyncio.run(fleet.status(config))
     broker.password_file("fleet")

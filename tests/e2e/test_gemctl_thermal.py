@@ -282,3 +282,16 @@ def test_power_and_figures_of_the_board(daemon: Daemon) -> None:
     assert "temp_c" in daemon.gemctl("stats", "--history", "--step", "1")
     assert daemon.call("daemon.info")["rss_bytes"] < 60e6
     assert "sensor tj-thermal" in daemon.gemctl("doctor")
+
+
+def test_a_zone_that_was_taken_away_is_not_well(
+    daemon: Daemon, board: sysfs.Sysfs, tmp_path: Path
+) -> None:
+    path = tmp_path / "cabinet"
+    with Cabinet(path, 30.0) as cabinet:
+        daemon.gemctl("throttle", "--external-temp-sensor", cabinet.source)
+        wait_for(lambda: throttle(daemon)["temp_c"] == 40.0)
+        shutil.rmtree(board.root / "sys/class/thermal")
+        wait_for(lambda: "soc" in dict(throttle(daemon)["faults"]), 40)  # it looked for zones again
+        assert not daemon.events("sensor.ok")
+        assert "sensor soc" in daemon.gemctl("doctor")

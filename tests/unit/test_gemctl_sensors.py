@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -295,6 +297,43 @@ def test_a_file_that_nobody_writes_is_old(tmp_path: Path, make: Callable[..., Se
     os.utime(path, (1, 1))
     assert sensors.sample(107.0)[1].at_s == 107.0
     assert sensors.sample(112.1)[1].celsius is None
+
+
+def test_a_file_that_was_old_before_the_first_look_is_old(
+    tmp_path: Path, make: Callable[..., Sensors]
+) -> None:
+    path = tmp_path / "ambient"
+    path.write_text("31.0")
+    written = time.time() - 600
+    os.utime(path, (written, written))
+    sensors = make(sysfs.orin_nano(tmp_path / "t"), external=(f"file:{path}",), max_age_s=5.0)
+    assert sensors.sample(1000.0)[1].reason.startswith("old: 600.0 s")
+    path.write_text("32.0")
+    assert sensors.sample(1001.0)[1].celsius == 32.0
+
+
+def test_topics_without_a_broker_say_so(tmp_path: Path, make: Callable[..., Sensors]) -> None:
+    sensors = make(sysfs.orin_nano(tmp_path / "t"), external=("mqtt:a",), mqtt=False)
+    assert "MQTT is off: set mqtt.host" in sensors.sample(1.0)[1].reason
+    assert "MQTT is off" in str(sensors.states()[-1]["reason"])
+
+
+def test_a_board_whose_zones_are_gone_had_them(
+    tmp_path: Path, make: Callable[..., Sensors], clock: Clock
+) -> None:
+    """An external sensor does not take their place: that is for boards that never had any."""
+    path = tmp_path / "ambient"
+    path.write_text("31.0")
+    tree = sysfs.orin_nano(tmp_path / "t")
+    sensors = make(tree, external=(f"file:{path}",))
+    assert sensors.own
+    shutil.rmtree(tmp_path / "t")
+    for now in (200.0, 220.0, 240.0):
+        clock.now = now
+        own = sensors.sample(now)[0]
+        assert (own.celsius, own.external, bool(own.reason)) == (None, False, True)
+    assert sensors.own
+    assert [row["name"] for row in sensors.states() if not row["external"]] == ["soc"]
 
 
 def test_files_of_the_kernel_are_never_old(tmp_path: Path, make: Callable[..., Sensors]) -> None:

@@ -524,7 +524,7 @@ def test_marks_that_cannot_be_read_now_are_not_written_over(
     assert box.versions("m").current == a
     assert "Too many" in box.versions("m").warning
     for change in (lambda: box.mark_good("m", a), lambda: box.mark_bad("m", b), lambda: put(2)):
-        with refused("failed", "Too many"):
+        with refused("busy", "Too many open files; raise the daemon's limit"):
             change()
     assert box.collect(keep=1) == store.Collected()
     monkeypatch.undo()
