@@ -249,6 +249,12 @@ static sensor *new_sensor(const char *root, gemrun_context_t *ctx)
     return s;
 }
 
+static bool believed(gemrun_context_t *ctx)
+{
+    gemrun_thermal_state t = {.size = sizeof t};
+    return gemrun_get_thermal(ctx, &t) != GEMRUN_OK || !t.fault;
+}
+
 sensor *sensor_start(const char *source, const char *root, gemrun_context_t *ctx, char *wrong,
                      size_t capacity)
 {
@@ -265,6 +271,11 @@ sensor *sensor_start(const char *source, const char *root, gemrun_context_t *ctx
                  forms);
     } else if (gemrun_set_temperature(ctx, (float)celsius) != GEMRUN_OK) {
         snprintf(wrong, capacity, "%s", gemrun_last_error());
+    } else if (!believed(ctx)) {
+        snprintf(wrong, capacity,
+                 "%s gives %.7g, which is no temperature in degrees Celsius; a file in thousandths "
+                 "of a degree is file:PATH:0.001",
+                 source, celsius);
     } else if (pthread_create(&s->thread, NULL, follow, s) != 0) {
         snprintf(wrong, capacity, "no thread left to read it; allow more processes");
     } else {

@@ -2,6 +2,7 @@
  *
  * Sources as gemctl names them, and thermal zones by their type:
  *     file:PATH[:SCALE]   hwmon:NAME/tempN   iio:NAME/CHANNEL   zone:TYPE
+ * SCALE: what the file's number is multiplied with for degrees Celsius, 0.001 for thousandths.
  * A file outside /proc and /sys counts as read when it has changed: what nobody writes any more
  * becomes old. */
 #ifndef SENSOR_H

@@ -155,6 +155,16 @@ def _recipes_of(name: str, prefix: str, request: Request) -> list[Recipe]:
     return made
 
 
+def _has_compiler(prefix: str) -> None:
+    """Raises HostError where no PREFIXgcc can be run."""
+    if shutil.which(f"{prefix}gcc") is None:
+        package = f"gcc-{Path(prefix).name.rstrip('-')}"
+        raise HostError(
+            f"{prefix}gcc: no such compiler; install it (Debian: {package}), or set CROSS_COMPILE "
+            "to what its name begins with"
+        )
+
+
 def zig() -> Path:
     """The compiler of the `ziglang` package."""
     spec = importlib.util.find_spec("ziglang")
@@ -175,6 +185,8 @@ def source_dir() -> Path:
 
 def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
     """Build into output/NAME, which is replaced as a whole; a failure leaves its log beside it."""
+    if prefix := recipe.settings.get("GEM_PREFIX"):
+        _has_compiler(prefix)
     say(f"{recipe.name}: building")
     final, log = output / recipe.name, output / f"{recipe.name}.log"
     _refuse_foreign(final)

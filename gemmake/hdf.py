@@ -443,7 +443,7 @@ def _by_id(name: str) -> Path | None:
 
 def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -> Hdf:
     """The description with a budget of the caller's own; `policy` is the operator's to choose.
-    TargetError where there is no memory to take a share of."""
+    TargetError where there is no memory to take a share of, UsageError where none is left."""
     named = {"reserve_mib": reserve_mib, "ram_fraction": ram_fraction}
     given = {name: value for name, value in named.items() if value is not None}
     if not given:
@@ -453,7 +453,13 @@ def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -
             f"{hdf.id}: does not state its memory, so there is no budget to change with --reserve "
             "or --ram-fraction; leave them out, or use a board: gemmake hdf list"
         )
-    return hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
+    changed = hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
+    if changed.budget_bytes() == 0:
+        raise UsageError(
+            f"--reserve: {changed.policy.reserve_mib} MiB of the {hdf.memory.visible_mib} MiB that "
+            f"{hdf.id} has; leave less"
+        )
+    return changed
 
 
 def compilable(hdf: Hdf) -> None:
@@ -608,6 +614,11 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
             yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
     for mode in hdf.power_mode:
         yield from (f"power_mode {mode.id}: {problem}" for problem in _mode_problems(hdf, mode))
+    if hdf.memory and hdf.target.os != "bare" and hdf.budget_bytes() == 0:
+        yield (
+            f"policy.reserve_mib {hdf.policy.reserve_mib} leaves nothing of memory.visible_mib "
+            f"{hdf.memory.visible_mib}; lower it"
+        )
     yield from _size_of_the_name(hdf)
     yield from _features_of_the_core(hdf)
 

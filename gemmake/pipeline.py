@@ -65,7 +65,8 @@ def thermal_policy(state: State) -> State:
     """The throttle temperature, from the option or the target, and the ladder above it."""
     threshold, mode = state.options.temperature_threshold, state.options.throttle_mode
     ladder = thermal.ladder(state.hdf, threshold, spec.Mode[mode.name])
-    return replace(state, thermal=thermal.policy(state.hdf, threshold), ladder=ladder)
+    notes = (*state.notes, *thermal.notes(ladder, threshold))
+    return replace(state, thermal=thermal.policy(state.hdf, threshold), ladder=ladder, notes=notes)
 
 
 def place_layers(state: State) -> State:

@@ -353,13 +353,11 @@ class Temperature(Rule):
             return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")
         if _is_policy(subject):
             return self.ok(f"{text} (policy of the target; continuous limit {limit:g}\u00b0C)")
-        found = self.warn(
-            f"{text} exceeds device spec for continuous load (max {limit:g}\u00b0C) "
-            "\u2014 recommend --throttle-mode aggressive"
-        )
+        text += f" exceeds device spec for continuous load (max {limit:g}\u00b0C)"
         ladder = subject.artifact.ladder
-        heeded = ladder is not None and 0 < ladder.engage_c <= limit
-        return replace(found, hint=self.heeded) if heeded else found
+        if ladder is not None and 0 < ladder.engage_c <= limit:
+            return replace(self.warn(f"{text}; the ladder begins below it"), hint=self.heeded)
+        return self.warn(f"{text} \u2014 recommend --throttle-mode aggressive")
 
 
 class ThermalLadder(Rule):

@@ -68,6 +68,16 @@ def ladder(hdf: Hdf, threshold: float | None, mode: Mode) -> spec.Ladder:
     )
 
 
+def notes(found: spec.Ladder, threshold: float | None) -> tuple[str, ...]:
+    """A sentence where the ladder begins below the threshold that was asked for."""
+    if threshold is None or not 0 < found.engage_c < threshold:
+        return ()
+    return (
+        f"--temperature-threshold {threshold:g}: the ladder of {Mode(found.mode).name.lower()} "
+        f"begins at {found.engage_c:g} \u00b0C, below the board's own limits",
+    )
+
+
 def limit(hdf: Hdf, threshold: float | None, mode: Mode) -> float | None:
     """Temperature from which the ladder is gone up; None: no limit is known.
 

@@ -169,6 +169,18 @@ def test_a_sensor_that_is_none_is_refused(
                                 "zone:TYPE\n")  # fmt: skip
 
 
+def test_thousandths_of_a_degree_are_told_from_degrees(
+    gemrun_cli: Path, compiled: Callable[[str], Path], board: Path
+) -> None:
+    put(board / "milli", 54100)
+    done = run(gemrun_cli, compiled("balanced"), "--sensor", f"file:{board}/milli")
+    assert done.returncode == 2
+    assert "/milli gives 54100, which is no temperature in degrees" in done.stderr
+    remedy = done.stderr.strip().rsplit(" ", 1)[1].replace("PATH", f"{board}/milli")
+    done = run(gemrun_cli, compiled("balanced"), "--json", "--sensor", remedy)
+    assert json.loads(done.stdout)["temp_c"] == 54.1
+
+
 def test_a_hot_board_slows_the_command_down(
     gemrun_cli: Path, compiled: Callable[[str], Path], board: Path
 ) -> None:

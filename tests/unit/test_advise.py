@@ -215,7 +215,7 @@ def test_memory_is_left_to_others_as_a_compile_with_reserve_leaves_it() -> None:
             asked.leave_free,
             asked.ram_fraction,
         )
-    with pytest.raises(UsageError, match="leave less"):
+    with pytest.raises(UsageError, match=r"--reserve: 7336 MiB of the 7336 MiB .*leave less"):
         advise.board(wish(leave_free=7336))
     with pytest.raises(TargetError, match="does not state its memory"):
         advise.board(wish(target="generic-x86-64", leave_free=7000))

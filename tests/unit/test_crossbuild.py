@@ -74,6 +74,16 @@ def test_a_compiler_of_ones_own() -> None:
     assert one.environment["CFLAGS"] == "-mtune=cortex-a76"
 
 
+def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
+    given = {**PLAIN, "CROSS_COMPILE": "no-such-", "TARGET_ARCH": "arm64"}
+    (one,) = recipes(Request(environment=given))
+    with pytest.raises(
+        HostError, match=r"no-such-gcc: no such compiler; .*\(Debian: gcc-no-such\)"
+    ):
+        crossbuild.build(one, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_compiler_for_nobody_knows_what() -> None:
     with pytest.raises(UsageError, match="set TARGET_ARCH or give --target"):
         recipes(Request(environment={**PLAIN, "CROSS_COMPILE": "arm-none-eabi-"}))

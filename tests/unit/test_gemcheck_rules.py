@@ -183,6 +183,7 @@ def test_a_ladder_that_begins_at_the_limit_is_not_recommended_again(
     finding = next(f for f in report.findings if f.rule == "temperature")
     assert finding.severity is Severity.WARNING
     assert "begins at the limit already" in finding.hint
+    assert "recommend" not in finding.text
 
 
 def test_unsigned_is_no_failure() -> None:

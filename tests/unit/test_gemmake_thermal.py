@@ -58,6 +58,15 @@ def test_thresholds_of_a_jetson(mode: Mode, threshold: float | None, engage: flo
     assert ladder.rise == (2 if mode is Mode.AGGRESSIVE else 1)
 
 
+def test_a_ladder_that_begins_below_the_threshold_asked_for_is_told() -> None:
+    board = load_hdf("jetson-orin-nano")
+    for threshold, told in ((94.0, ["begins at 90 \u00b0C"]), (80.0, []), (None, [])):
+        ladder = thermal.ladder(board, threshold, Mode.BALANCED)
+        notes = thermal.notes(ladder, threshold)
+        assert len(notes) == len(told)
+        assert all(words in note for words, note in zip(told, notes, strict=True))
+
+
 def test_the_policy_is_bounded_by_the_kernels_trip() -> None:
     board = load_hdf("jetson-orin-nano")
     assert board.thermal is not None

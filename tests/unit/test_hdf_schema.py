@@ -184,6 +184,7 @@ MODE = '[[power_mode]]\nid = "a"\ncores_online = 2\ncpu_max_mhz = 1000\nmem_mtps
         ),
         ("[policy]\ntarget_temp_c = 80\nthrottle_temp_c = 70\n", "exceeds throttle_temp_c"),
         ("[policy]\nthreads = 0\n", "policy.threads"),
+        ("[policy]\nreserve_mib = 900\n", "leaves nothing of memory.visible_mib 900; lower it ("),
         ("[policy]\nram_fraction = 1.5\n", "policy.ram_fraction"),
     ],
 )
