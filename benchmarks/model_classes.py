@@ -52,7 +52,8 @@ process to the first token of a prompt of {PROMPT}, the file being in the page c
 means for 380 and for 800 ms: pass where the slow end of the range holds, fail where the fast end
 does not, open where only a run on the board can tell. "no room": more than the board's budget
 grants. "at most", "at least": the board's cores have not been counted, so that memory alone was
-looked at; on a board without vectors arithmetic is the limit, and the figures will not be reached.
+looked at, or the clock of a mode that limits power is not described, so that the highest was
+taken; on a board without vectors arithmetic is the limit, and the figures will not be reached.
 `*` is a board's default mode.
 """
 

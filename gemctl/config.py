@@ -417,6 +417,8 @@ def parse(text: str, path: Path) -> Config:
         reason = f"{path}: nested too deep; write tables and keys"
     except ValidationError as error:
         reason = config_words.of_values(str(path), text, error, Config)
+    except ValueError as error:  # a number of more digits than Python reads
+        reason = config_words.of_syntax(str(path), error)
     raise ApiError("bad_request", reason)
 
 

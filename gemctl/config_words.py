@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from gemrun.toml_lines import line_of
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 SHOWN = 8  # mistakes at once
 OTHERS = "all keys: gemctl config schema"
@@ -44,7 +44,7 @@ KINDS = {
 Table = Mapping[str, Any]
 
 
-def of_syntax(place: str, error: tomllib.TOMLDecodeError) -> str:
+def of_syntax(place: str, error: ValueError) -> str:
     """The sentence for a file that is no TOML."""
     what, _, where = str(error).rpartition(" (at ")
     match = re.fullmatch(r"line (\d+), column (\d+)\)", where)

@@ -36,7 +36,8 @@ else:
 
 SCHEMA_MAJOR = 1
 MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
-MAX_BYTES = 1 << 20  # of one file
+MAX_FILES = 32  # that one description is made of
+MAX_BYTES = 1 << 17  # of one file
 MAX_NESTING = 8  # tables and lists in one another
 NAME_BYTES = 16  # room for a target's name in the artifact's header
 BSP_PATTERN = r"^[0-9A-Za-z][0-9A-Za-z._+-]{0,31}$"  # version of a board support package
@@ -515,19 +516,28 @@ def _entries(value: Any) -> bool:
 
 def _merge_entries(base: list[Any], over: list[Any]) -> list[Any]:
     result: dict[str, Any] = {}
-    for place, entry in enumerate([*base, *over]):
-        key = next((f"{name}={entry[name]}" for name in MERGE_KEYS if name in entry), f"#{place}")
-        result[key] = merge(result.get(key, {}), entry)
+    for entries in (base, over):
+        own: set[str] = set()
+        for entry in entries:
+            key = next((f"{name}={entry[name]}" for name in MERGE_KEYS if name in entry), "#")
+            if (
+                key in own or key == "#"
+            ):  # twice in one file: both stay, and the schema refuses them
+                key = f"#{len(result)}"
+            own.add(key)
+            result[key] = merge(result.get(key, {}), entry)
     return list(result.values())
 
 
 def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dict[str, Any]:
+    own = _read(path)
     real = path.resolve()
     if real in chain:
         raise TargetError(f"{show(path)}: inherits from itself; remove the circle")
     if len(chain) >= MAX_DEPTH:
         raise TargetError(f"{show(path)}: more than {MAX_DEPTH} files deep; inherit from fewer")
-    own = _read(path)
+    if len(files) >= MAX_FILES:
+        raise TargetError(f"{show(path)}: more than {MAX_FILES} files in all; inherit from fewer")
     bases = own.pop("inherits", [])
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
         raise TargetError(
@@ -571,7 +581,7 @@ def _read(path: Path) -> dict[str, Any]:
         tables: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TargetError(f"{label}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or a number of more digits than Python reads
         raise TargetError(f"{label}: not valid TOML: {error}; correct that line") from None
     except RecursionError:
         raise TargetError(f"{label}: not valid TOML: nested too deeply; flatten it") from None

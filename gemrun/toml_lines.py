@@ -17,6 +17,7 @@ else:
 
 LINES_MOST = 64  # places of a key that are looked at
 VALUE_MOST = 1000  # lines of one value
+READ_MOST = 4 << 20  # characters that are parsed in all: a message may do without a line
 NAMED_BY = ("id", "label", "field")
 
 
@@ -25,11 +26,11 @@ def line_of(text: str, keys: Sequence[str]) -> int | None:
 
     It is the one with which the beginning of the file is TOML that has the key.
     """
-    lines = text.split("\n")
+    lines, left = text.split("\n"), max(2, READ_MOST // max(1, len(text)))
     places = [n for n, line in enumerate(lines, 1) if keys and keys[-1] in line]
-    for number in places[:LINES_MOST]:
+    for number in places[: min(LINES_MOST, left)]:
         before = _parsed(lines[: number - 1])
-        if before is not None and not has(before, keys) and _begins(lines, number, keys):
+        if before is not None and not has(before, keys) and _begins(lines, number, keys, left):
             return number
     return None
 
@@ -50,8 +51,8 @@ def _called(entry: Any, name: str) -> bool:
     return isinstance(entry, dict) and any(entry.get(key) == name for key in NAMED_BY)
 
 
-def _begins(lines: Sequence[str], number: int, keys: Sequence[str]) -> bool:
-    for end in range(number, min(len(lines), number + VALUE_MOST) + 1):
+def _begins(lines: Sequence[str], number: int, keys: Sequence[str], most: int) -> bool:
+    for end in range(number, min(len(lines), number + min(VALUE_MOST, most)) + 1):
         found = _parsed(lines[:end])
         if found is not None:
             return has(found, keys)
@@ -62,5 +63,5 @@ def _parsed(lines: Sequence[str]) -> Mapping[str, Any] | None:
     loads: Callable[[str], Mapping[str, Any]] = tomllib.loads
     try:
         return loads("\n".join(lines))
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None

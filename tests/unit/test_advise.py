@@ -143,6 +143,22 @@ def test_speed_is_judged_by_the_ends_of_the_range() -> None:
     assert row("gemma-3-1b", speed=1e4).remedies[0].startswith("--power-mode MAXN_SUPER: ")
 
 
+def test_a_mode_whose_clock_is_not_described_promises_nothing() -> None:
+    """15 W on an AGX Orin hold cores and clock far below the highest; only the most is known."""
+    board = "jetson-agx-orin-64gb"
+    rates = []
+    for mode in ("MAXN", "15W"):
+        found = row("gemma-3-1b", target=board, power_mode=mode).prediction
+        assert found is not None
+        assert found.decode is not None
+        rates.append(found.decode.seconds.inverse())
+    assert rates[0].low > 0
+    assert rates[1].low == 0
+    slow = rates[0].low / 2
+    assert row("gemma-3-1b", target=board, power_mode="MAXN", speed=slow).fit is Fit.YES
+    assert row("gemma-3-1b", target=board, power_mode="15W", speed=slow).fit is Fit.OPEN
+
+
 def decode_rate(shape: str) -> predict.Range:
     found = row(shape).prediction
     assert found is not None

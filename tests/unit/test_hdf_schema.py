@@ -124,6 +124,7 @@ def test_description_is_frozen() -> None:
         ('size_mib = "1000"', "memory.size_mib"),
         ("size_mib = true", "memory.size_mib"),
         ("size_mib = 0", "memory.size_mib"),
+        ("size_mib = " + "9" * 5000, "not valid TOML: Exceeds the limit"),
         ("size_mib = -5", "memory.size_mib"),
         ("size_mib = 99999999999999999999", "memory.size_mib"),
         ("size_mib = 1000\nsize_mib = 2000", "not valid TOML"),
@@ -225,6 +226,33 @@ def test_circles_and_long_chains_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../../b", "", ".hidden", "A"])
 def test_bases_stay_inside(tmp_path: Path, name: str) -> None:
     assert "is not a name" in refused(tmp_path, f"inherits = [{json.dumps(name)}]\n" + MINIMAL)
+
+
+def test_many_bases_and_loops_of_links_are_refused(tmp_path: Path) -> None:
+    """In no time, whatever a file makes of the others."""
+    write(tmp_path, "inherits = [" + '"c", ' * 300 + "]", "b.toml")
+    write(tmp_path, "[policy]\nreserve_mib = 5\n", "c.toml")
+    assert "more than 32 files in all" in refused(tmp_path, "inherits = [" + '"b", ' * 300 + "]")
+    (tmp_path / "l.toml").symlink_to("m.toml")
+    (tmp_path / "m.toml").symlink_to("l.toml")
+    with pytest.raises(TargetError, match="symbolic links"):
+        hdf.load_hdf(tmp_path / "l.toml")
+
+
+def test_an_entry_twice_in_one_file_is_refused_with_a_base_too(tmp_path: Path) -> None:
+    write(tmp_path, MINIMAL + MODE + "default = true\n", "soc/base.toml")
+    text = 'inherits = ["soc/base"]\n' + '[[power_mode]]\nid = "a"\ntdp_w = 9\n' * 2
+    assert "power_mode: a name occurs twice" in refused(tmp_path, text)
+
+
+def test_the_line_of_a_mistake_is_not_looked_for_without_end(tmp_path: Path) -> None:
+    """What is parsed for it is bounded: a message may do without the line."""
+    many = "".join(
+        f'[[source]]\nfield = "x{n}"\nref = "r"\nkind = "measured"\n' for n in range(1500)
+    )
+    for end in ("size_mib = [" + "\n" * 900 + "]\n", "# size_mib\n" * 64 + "size_mib = -1\n"):
+        text = MINIMAL.replace("[memory]\nsize_mib = 1000\n", f"{many}[memory]\n{end}", 1)
+        assert "memory.size_mib: " in refused(tmp_path, text)
 
 
 def test_bases_must_exist_and_be_a_list(tmp_path: Path) -> None:
