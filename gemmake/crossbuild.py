@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ BARE: Mapping[str, str] = {
     "cortex-m7": "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard",
     "cortex-m55": "-mcpu=cortex-m55+nomve.fp -mthumb -mfloat-abi=hard",
 }
+OWN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 BARE_PREFIX = "arm-none-eabi-"
 ALIASES: Mapping[str, str] = {  # what kernels, Debian and users call them
     "amd64": "x86_64", "x86": "x86_64", "x86-64": "x86_64",
@@ -143,7 +145,8 @@ def _recipes_of(name: str, prefix: str, request: Request) -> list[Recipe]:
     shared = (*LIBRARIES, "gemrun_shared", *SYSTEM)
     if prefix:
         settings = {"GEM_PREFIX": prefix, "GEM_PROCESSOR": name, **plain}
-        folder = Path(prefix).name.rstrip("-") or name
+        own = Path(prefix).name.rstrip("-")  # the folder's name: never a way out of --output
+        folder = own if OWN_NAME.fullmatch(own) else name
         return [Recipe(folder, "gcc.cmake", settings, shared, True, kept)]
     made = []
     for libc in request.libcs:

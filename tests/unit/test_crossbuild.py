@@ -74,6 +74,14 @@ def test_a_compiler_of_ones_own() -> None:
     assert one.environment["CFLAGS"] == "-mtune=cortex-a76"
 
 
+@pytest.mark.parametrize("prefix", ["../", "/tools/bin/sub/..", "/", "./", "a\nb-", "-", "..-"])
+def test_the_folder_of_a_build_lies_in_the_output(prefix: str) -> None:
+    (one,) = recipes(
+        Request(environment={**PLAIN, "CROSS_COMPILE": prefix, "TARGET_ARCH": "arm64"})
+    )
+    assert one.name in ("aarch64", "sub")
+
+
 def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
     given = {**PLAIN, "CROSS_COMPILE": "no-such-", "TARGET_ARCH": "arm64"}
     (one,) = recipes(Request(environment=given))
