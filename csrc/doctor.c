@@ -193,7 +193,7 @@ static void check_cores(doctor *d)
             "a Jetson choose a power mode with more: nvpmodel -q", on, all, online, first);
     } else if (on < threads) {
         say(d, LEVEL_WARN, "cores", "%u are online and the artifact is planned for %u threads; "
-            "compile it with --threads %u", on, threads, on);
+            "compile it with --run-threads %u", on, threads, on);
     } else {
         say(d, LEVEL_OK, "cores", "%u of %u are online", on, all);
     }

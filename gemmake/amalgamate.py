@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmake import __version__
+from gemmake.errors import UsageError
 
+BEGINS = "/* gemrun.c: the engine of gemrun "
 PUBLIC = "gemrun.h"  # stays a file of its own
 INCLUDE = re.compile(r'#\s*include\s+"([^"]+)"')
 OPEN = re.compile(r"#\s*if(?:n?def)?\b")
@@ -72,7 +74,7 @@ class _Writer:
 def text_of(csrc: Path) -> str:
     """gemrun.c: the whole engine."""
     head = (
-        f"/* gemrun.c: the engine of gemrun {__version__} as one file, written by\n"
+        f"{BEGINS}{__version__} as one file, written by\n"
         " * `gemmake engine --single-file`; change its sources, not this. Licence: Apache-2.0.\n"
         " *\n"
         " *     cc -std=c11 -O2 -ffp-contract=off -c gemrun.c\n"
@@ -82,11 +84,29 @@ def text_of(csrc: Path) -> str:
 
 
 def write(source: Path, output: Path) -> list[str]:
-    """Write gemrun.c and the headers for it; returns their names."""
-    csrc = source / "csrc"
+    """Write gemrun.c and the headers for it; returns their names. UsageError where another's files
+    have these names."""
+    csrc, copied = source / "csrc", [PUBLIC, "gemrun.hpp", "gemrun_bare.h"]
+    paths = [output / name for name in ("gemrun.c", *copied)]
+    if any(path.exists() or path.is_symlink() for path in paths) and not _made(paths[0]):
+        raise foreign(output)
     output.mkdir(parents=True, exist_ok=True)
-    (output / "gemrun.c").write_text(text_of(csrc), encoding="utf-8")
-    copied = [PUBLIC, "gemrun.hpp", "gemrun_bare.h"]
-    for name in copied:
-        (output / name).write_bytes((csrc / name).read_bytes())
-    return [str(output / name) for name in ("gemrun.c", *copied)]
+    paths[0].write_text(text_of(csrc), encoding="utf-8")
+    for path in paths[1:]:
+        path.write_bytes((csrc / path.name).read_bytes())
+    return [str(path) for path in paths]
+
+
+def _made(path: Path) -> bool:
+    """Whether a file is one that was made here, by this version or another."""
+    if not path.is_file() or path.is_symlink():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(BEGINS)) == BEGINS.encode()
+
+
+def foreign(folder: Path) -> UsageError:
+    """The error for a folder of somebody else's."""
+    return UsageError(
+        f"{folder}: holds something that gemmake did not build; choose another --output"
+    )

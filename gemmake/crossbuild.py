@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmake import __version__, elf
+from gemmake.amalgamate import foreign
 from gemmake.errors import TargetError, UsageError
 from gemmake.failures import HostError
 from gemmake.hdf import list_targets, load_hdf
@@ -196,6 +197,7 @@ def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
         work, made = Path(scratch) / "build", Path(scratch) / "made"
+        log.unlink(missing_ok=True)  # a link would be followed
         with log.open("w", encoding="utf-8") as text:
             for step in _steps(recipe, work, made):
                 _run(step, recipe, text.fileno(), log)
@@ -210,9 +212,7 @@ def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
 
 def _refuse_foreign(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / "engine.json").is_file():
-        raise UsageError(
-            f"{folder}: holds something that gemmake did not build; choose another --output"
-        )
+        raise foreign(folder)
 
 
 def _steps(recipe: Recipe, work: Path, made: Path) -> list[list[str]]:

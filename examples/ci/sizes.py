@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gemrun.format.codes import FormatError
 from gemrun.format.reader import read_artifact
 from gemrun.format.spec import field_text
 
@@ -37,10 +38,14 @@ def main(paths: Sequence[str]) -> int:
     if not paths:
         print("sizes.py: no artifact given; name some, as *.gembin", file=sys.stderr)
         return 2
+    try:
+        rows = [row(Path(path)) for path in sorted(paths)]
+    except (FormatError, OSError) as error:
+        print(f"sizes.py: {error}", file=sys.stderr)
+        return 4
     print("| board | artifact | file, MB | memory of a run, MB | budget, MB | context | root |")
     print("|---|---|---|---|---|---|---|")
-    for path in sorted(paths):
-        print(row(Path(path)))
+    print("\n".join(rows))
     return 0
 
 

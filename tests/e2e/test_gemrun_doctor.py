@@ -167,7 +167,8 @@ def test_threads_of_the_line_are_those_that_count(
     tree.online("0")
     tree.put(f"{CPU}/present", "0")
     text = lines(gemrun_cli, tree, artifact)["cores"][1]
-    assert re.match(r"1 are online and the artifact is planned for [2-8] threads; compile", text)
+    told = "1 are online and the artifact is planned for [2-8] threads; "
+    assert re.match(f"{told}compile it with --run-threads 1", text)
     assert lines(gemrun_cli, tree, artifact, "--threads", "1")["cores"][0] == "ok"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmake import crossbuild
+from gemmake import amalgamate, crossbuild
 from gemmake.crossbuild import Request, machine_of, recipes
 from gemmake.errors import TargetError, UsageError
 from gemmake.failures import HostError
@@ -118,3 +118,30 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crossbuild.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HostError, match=r"pip install 'gembin-toolchain\[cross\]'"):
         crossbuild.zig()
+
+
+def test_the_engine_as_one_file_writes_over_nobody_elses(tmp_path: Path) -> None:
+    header = tmp_path / "gemrun.h"
+    header.write_text("mine\n")
+    with pytest.raises(UsageError, match="did not build; choose another"):
+        amalgamate.write(crossbuild.source_dir(), tmp_path)
+    assert header.read_text() == "mine\n"
+    header.unlink()
+    names = amalgamate.write(crossbuild.source_dir(), tmp_path)
+    assert amalgamate.write(crossbuild.source_dir(), tmp_path) == names  # its own are replaced
+
+
+def test_the_log_of_a_build_follows_no_link(tmp_path: Path) -> None:
+    """A build that fails leaves its log, and what a link of that name led to as it was."""
+    tools, other, output = tmp_path / "tc", tmp_path / "other", tmp_path / "out"
+    tools.mkdir()
+    output.mkdir()
+    other.write_text("mine\n")
+    (tools / "x-gcc").symlink_to("/bin/false")
+    (output / "x.log").symlink_to(other)
+    given = {**PLAIN, "CROSS_COMPILE": f"{tools}/x-", "TARGET_ARCH": "x86_64"}
+    (one,) = recipes(Request(environment=given))
+    with pytest.raises(HostError, match="the build failed; see"):
+        crossbuild.build(one, output)
+    assert other.read_text() == "mine\n"
+    assert "CMake" in (output / "x.log").read_text()
