@@ -100,7 +100,7 @@ static const struct option {
     {"--allow-foreign-board", FLAG, AT(foreign_board), 0, 0, 0,
      "open although built for another known board"},
     {"--sensor", TEXT, AT(sensor), 0, 0, 0,
-     "SOURCE  keep cool by file:PATH[:SCALE], hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
+     "SOURCE  keep cool by file:PATH, hwmon:NAME/tempN, iio:NAME/CHANNEL or zone:TYPE"},
     {"--lock-memory", FLAG, AT(lock_memory), 0, 0, 0,
      "keep it from being paged out, as far as RLIMIT_MEMLOCK allows"},
     {"--tokens", FLAG, AT(tokens), 0, 0, 0, "print token ids instead of text"},

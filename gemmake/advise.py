@@ -162,6 +162,11 @@ def board(wish: Wish) -> Hdf:
     leaves nothing for a model."""
     hdf = with_policy(load_hdf(wish.target), wish.leave_free, wish.ram_fraction)
     compilable(hdf)
+    if hdf.memory is not None and hdf.budget_bytes() == 0:
+        raise UsageError(
+            f"--reserve: {hdf.policy.reserve_mib} MiB of the {hdf.memory.visible_mib} MiB that "
+            f"{hdf.id} has; leave less"
+        )
     return hdf
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gemmake.errors import TargetError, UsageError
+from gemmake.errors import TargetError
 from gemmake.files import read_small
 from gemrun.toml_lines import has, line_of
 
@@ -444,7 +444,7 @@ def _by_id(name: str) -> Path | None:
 
 def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -> Hdf:
     """The description with a budget of the caller's own; `policy` is the operator's to choose.
-    TargetError where there is no memory to take a share of, UsageError where none is left."""
+    TargetError where there is no memory to take a share of."""
     named = {"reserve_mib": reserve_mib, "ram_fraction": ram_fraction}
     given = {name: value for name, value in named.items() if value is not None}
     if not given:
@@ -454,13 +454,7 @@ def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -
             f"{hdf.id}: does not state its memory, so there is no budget to change with --reserve "
             "or --ram-fraction; leave them out, or use a board: gemmake hdf list"
         )
-    changed = hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
-    if changed.budget_bytes() == 0:
-        raise UsageError(
-            f"--reserve: {changed.policy.reserve_mib} MiB of the {hdf.memory.visible_mib} MiB that "
-            f"{hdf.id} has; leave less"
-        )
-    return changed
+    return hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
 
 
 def compilable(hdf: Hdf) -> None:
