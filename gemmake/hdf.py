@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gemmake.errors import TargetError
+from gemmake.errors import TargetError, UsageError
 from gemmake.files import read_small
 from gemrun.toml_lines import has, line_of
 
