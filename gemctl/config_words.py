@@ -8,18 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from gemrun.toml_lines import line_of
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 SHOWN = 8  # mistakes at once
 OTHERS = "all keys: gemctl config schema"

@@ -549,13 +549,13 @@ class Daemon:
         config = self.config.models
         if not wanted and (config.signature == "off" or not config.keys_dir.exists()):
             return []
-        found = sign.load_keys(self.config.models.keys_dir)
+        found = sign.load_keys(config.keys_dir)
         if found.warnings:
             return [_check("warn", "keys", "; ".join(found.warnings))]
         if not found.keys and not wanted:
             return []
         if not found.keys:
-            required = self.config.models.signature == "required"
+            required = config.signature == "required"
             rule = "models.signature is required" if required else "mqtt.require_signed is on"
             what = f"no .pub file in {found.folder}, and {rule}; put one there"
             return [_check("warn", "keys", what)]

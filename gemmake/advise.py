@@ -308,7 +308,7 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     plain = planned(base, options)
     plain_largest = finest(plain)
     largest = fitted(plain_largest)
-    state = plain if largest is None else fitted(plain) or plain
+    state = (fitted(plain) if largest else None) or plain
     work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
     verdicts = [

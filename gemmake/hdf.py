@@ -405,10 +405,10 @@ def _line(target: str | os.PathLike[str], keys: Sequence[str]) -> str:
     return f" ({name}line {found.line})"
 
 
-def _own_line(path: Path, key: str) -> str:
-    """(line 1) of a key at the top of a file that could be read, or nothing."""
+def _wrong(path: Path, key: str, problem: str) -> TargetError:
+    """The error for a key at the top of a file that could be read, with its line if it is found."""
     line = line_of(path.read_text(encoding="utf-8"), [key])
-    return "" if line is None else f" (line {line})"
+    return TargetError(f"{show(path)}: {problem}" + ("" if line is None else f" (line {line})"))
 
 
 def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
@@ -511,12 +511,10 @@ def _entries(value: Any) -> bool:
 def _merge_entries(base: list[Any], over: list[Any]) -> list[Any]:
     result: dict[str, Any] = {}
     for entries in (base, over):
-        own: set[str] = set()
+        own: set[str] = {""}
         for entry in entries:
-            key = next((f"{name}={entry[name]}" for name in MERGE_KEYS if name in entry), "#")
-            if (
-                key in own or key == "#"
-            ):  # twice in one file: both stay, and the schema refuses them
+            key = next((f"{name}={entry[name]}" for name in MERGE_KEYS if name in entry), "")
+            if key in own:  # no name, or twice in one file: it stays, for the schema to refuse
                 key = f"#{len(result)}"
             own.add(key)
             result[key] = merge(result.get(key, {}), entry)
@@ -534,10 +532,8 @@ def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dic
         raise TargetError(f"{show(path)}: more than {MAX_FILES} files in all; inherit from fewer")
     bases = own.pop("inherits", [])
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
-        raise TargetError(
-            f"{show(path)}: inherits is not a list of names; write inherits = [..]"
-            f"{_own_line(path, 'inherits')}"
-        )
+        problem = "inherits is not a list of names; write inherits = [..]"
+        raise _wrong(path, "inherits", problem)
     result: dict[str, Any] = {}
     for name in bases:
         result = merge(result, _resolve_file(_base_path(path, name), (*chain, real), files))
@@ -548,19 +544,14 @@ def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dic
 def _base_path(path: Path, name: str) -> Path:
     parts = name.split("/")
     if not all(NAME.match(part) for part in parts):
-        raise TargetError(
-            f"{show(path)}: base '{name}' is not a name like soc/tegra234; no dots, no roots"
-            f"{_own_line(path, 'inherits')}"
-        )
+        problem = f"base '{name}' is not a name like soc/tegra234; no dots, no roots"
+        raise _wrong(path, "inherits", problem)
     root = data_dir()
     folders = [path.parent, root]
     for folder in folders:
         if (candidate := folder.joinpath(*parts[:-1], f"{parts[-1]}.toml")).is_file():
             return candidate
-    raise TargetError(
-        f"{show(path)}: base '{name}' does not exist; put it beside the file"
-        f"{_own_line(path, 'inherits')}"
-    )
+    raise _wrong(path, "inherits", f"base '{name}' does not exist; put it beside the file")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -579,11 +570,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise TargetError(f"{label}: not valid TOML: {error}; correct that line") from None
     except RecursionError:
         raise TargetError(f"{label}: not valid TOML: nested too deeply; flatten it") from None
-    if deep := [key for key in tables if not _flat({key: tables[key]})]:
-        raise TargetError(
-            f"{label}: {deep[0]}: nested more than {MAX_NESTING} deep; an HDF is flat"
-            f"{_own_line(path, deep[0])}"
-        )
+    for key, value in tables.items():
+        if not _flat({key: value}):
+            problem = f"{key}: nested more than {MAX_NESTING} deep; an HDF is flat"
+            raise _wrong(path, key, problem)
     return tables
 
 

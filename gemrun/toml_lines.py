@@ -7,7 +7,7 @@ line_of(text, ["power_mode", "25W", "id"])    in an array of tables: by id, labe
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -17,7 +17,7 @@ else:
 
 LINES_MOST = 64  # places of a key that are looked at
 VALUE_MOST = 1000  # lines of one value
-READ_MOST = 4 << 20  # characters that are parsed in all: a message may do without a line
+READ_MOST = 8 << 20  # characters that are parsed in all: a message may do without a line
 NAMED_BY = ("id", "label", "field")
 
 
@@ -26,11 +26,11 @@ def line_of(text: str, keys: Sequence[str]) -> int | None:
 
     It is the one with which the beginning of the file is TOML that has the key.
     """
-    lines, left = text.split("\n"), max(2, READ_MOST // max(1, len(text)))
+    lines, turns = text.split("\n"), iter(range(max(2, READ_MOST // max(1, len(text)))))
     places = [n for n, line in enumerate(lines, 1) if keys and keys[-1] in line]
-    for number in places[: min(LINES_MOST, left)]:
-        before = _parsed(lines[: number - 1])
-        if before is not None and not has(before, keys) and _begins(lines, number, keys, left):
+    for number in places[:LINES_MOST]:
+        before = _parsed(lines[: number - 1], turns)
+        if before is not None and not has(before, keys) and _begins(lines, number, keys, turns):
             return number
     return None
 
@@ -51,15 +51,18 @@ def _called(entry: Any, name: str) -> bool:
     return isinstance(entry, dict) and any(entry.get(key) == name for key in NAMED_BY)
 
 
-def _begins(lines: Sequence[str], number: int, keys: Sequence[str], most: int) -> bool:
-    for end in range(number, min(len(lines), number + min(VALUE_MOST, most)) + 1):
-        found = _parsed(lines[:end])
+def _begins(lines: Sequence[str], number: int, keys: Sequence[str], turns: Iterator[int]) -> bool:
+    for end in range(number, min(len(lines), number + VALUE_MOST) + 1):
+        found = _parsed(lines[:end], turns)
         if found is not None:
             return has(found, keys)
     return False
 
 
-def _parsed(lines: Sequence[str]) -> Mapping[str, Any] | None:
+def _parsed(lines: Sequence[str], turns: Iterator[int]) -> Mapping[str, Any] | None:
+    """The beginning of a file; None where it is no TOML, or no turn is left to parse it."""
+    if next(turns, None) is None:
+        return None
     loads: Callable[[str], Mapping[str, Any]] = tomllib.loads
     try:
         return loads("\n".join(lines))

@@ -364,9 +364,10 @@ class _File:
         finally:
             os.close(descriptor)
         mark = (state.st_ino, state.st_mtime_ns, state.st_size)
-        if mark != self._mark or self._fresh or state.st_dev in self._virtual:
+        kernels = self._fresh or state.st_dev in self._virtual
+        if mark != self._mark or kernels:
             self._mark, self._at = mark, now
-            if first and not self._fresh and state.st_dev not in self._virtual:
+            if first and not kernels:
                 self._at -= _age(state)
         return self._scaled(text), self._at
 

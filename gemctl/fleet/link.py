@@ -10,7 +10,7 @@ from typing import Any
 from gemctl import waiting
 from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
-from gemctl.mqtt.client import CHECK_USER, Link, LinkError
+from gemctl.mqtt.client import Link, LinkError
 from gemctl.mqtt.commands import ROOT, Arrived, Refusal, strict_object
 from gemctl.mqtt.dispatch import encode
 from gemctl.mqtt.outbox import Item
@@ -69,8 +69,9 @@ class FleetLink:
 
     def _unusable(self, error: LinkError) -> ApiError:
         place = f"{self._broker.host}:{self._broker.port}"
-        sentence = str(error).replace(CHECK_USER, "check --username and --password-file")
-        return ApiError("failed", f"broker {place}: {sentence}; see that it runs and lets you in")
+        advice = "; check --username and --password-file" if error.denied else ""
+        what = f"broker {place}: {error}{advice}"
+        return ApiError("failed", f"{what}; see that it runs and lets you in")
 
     async def _until_lost(self) -> None:
         assert self._link is not None

@@ -217,7 +217,8 @@ class Bridge:
 
     def _explain(self, error: LinkError) -> None:
         """One event when the connection goes, and one for every new reason after it."""
-        reason = str(error)
+        advice = "; check mqtt.username and password_file" if error.denied else ""
+        reason = f"{error}{advice}"
         self._down.set()
         if self._up.is_set() or reason != self._reason:
             self._hub.publish("mqtt.lost", reason=reason)

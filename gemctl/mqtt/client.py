@@ -43,7 +43,6 @@ PASSWORD_BYTES = 4096
 UNSUPPORTED = 132  # reason codes of MQTT 5
 PROTOCOL_ERROR = 130
 WHO = (133, 134, 135)  # client identifier, password, not authorised
-CHECK_USER = "check mqtt.username and password_file"  # of the daemon; gemctl fleet has options
 REFUSED = 128  # this and above, in answers to a subscription
 
 _LOG = logging.getLogger("gemctl.mqtt.client")
@@ -54,7 +53,8 @@ class LinkError(Exception):
     """No connection, or no more. The text is the reason, ready for a sentence.
 
     `unsupported`: the broker does not speak MQTT 5. `silent`: it closed or kept silent instead of
-    answering, as some old ones do. `damaged`: it sent what cannot be read.
+    answering, as some old ones do. `damaged`: it sent what cannot be read. `denied`: it does not
+    let this user in; whose options say who that is, the caller knows.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class LinkError(Exception):
         unsupported: bool = False,
         silent: bool = False,
         damaged: bool = False,
+        denied: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.unsupported, self.silent, self.damaged = unsupported, silent, damaged
+        self.unsupported, self.silent = unsupported, silent
+        self.damaged, self.denied = damaged, denied
 
 
 @dataclass(frozen=True)
@@ -284,9 +286,11 @@ class Link(aiomqtt.Client):
 def _no_connection(error: aiomqtt.MqttError) -> LinkError:
     code = getattr(error, "rc", None)
     if isinstance(code, ReasonCode):
-        advice = f"; {CHECK_USER}" if code.value in WHO else ""
-        reason = f"refused by the broker: {str(code).lower()}{advice}"
-        return LinkError(reason, unsupported=code.value == UNSUPPORTED)
+        return LinkError(
+            f"refused by the broker: {str(code).lower()}",
+            unsupported=code.value == UNSUPPORTED,
+            denied=code.value in WHO,
+        )
     text = str(error) or "no answer"
     silent = text in ("closed without an answer", "Operation timed out")
     return LinkError(text[:1].lower() + text[1:], silent=silent)

@@ -178,7 +178,7 @@ class Machine:
     bandwidth: Range | None  # bytes/s that the engine gets
     storage: Range  # bytes/s
     assumed: tuple[str, ...]
-    capped: bool = False  # a limit of power holds the clock below that of `cores`, or may
+    clocked: bool = True  # the clocks of `cores` are those of the mode, not only the highest
 
 
 def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = "") -> Machine:
@@ -195,7 +195,7 @@ def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = ""
         cores=cores,
         bandwidth=bandwidth,
         storage=speed,
-        capped=_capped(mode),
+        clocked=_clocked(mode),
         assumed=(reading, *((_SHARED,) if shared and bandwidth else ()), multiplying, loading),
     )
 
@@ -258,9 +258,9 @@ def _clock(cluster: Cluster, mode: PowerMode | None) -> float | None:
     return min((mhz for mhz in known if mhz is not None), default=None)
 
 
-def _capped(mode: PowerMode | None) -> bool:
-    """Whether a mode limits power and is not described by the clock that it comes to."""
-    return mode is not None and mode.tdp_w is not None and mode.cpu_max_mhz is None
+def _clocked(mode: PowerMode | None) -> bool:
+    """Whether the clock is known: a limit of power holds it somewhere below the highest."""
+    return mode is None or mode.tdp_w is None or mode.cpu_max_mhz is not None
 
 
 def _counted(
@@ -271,7 +271,7 @@ def _counted(
     place = f"power_mode[{mode.id}].cpu_max_mhz" if capped and mode is not None else ""
     origin = hdf.origin(place or f"cpu.cluster[{cluster.id}].max_freq_mhz")
     note = f"; {core.note}" if core.note else ""
-    if _capped(mode) and mode is not None:
+    if mode is not None and not _clocked(mode):
         note += f"; how far {mode.tdp_w:g} W hold clock and cores below that is not described"
     return (
         f"{len(found)} threads on {cluster.uarch} at {hertz / 1e6:g} MHz{_doubt(origin)}: cycles "
@@ -346,7 +346,7 @@ def _slowest(
     if machine.cores and cycles is not None:
         rate = sum(hertz / cycles(core) for core, hertz in machine.cores)
         known["arithmetic"] = Range(MULTIPLYING.low * rate, MULTIPLYING.high * rate).inverse()
-    all_known = len(known) == 2 and not machine.capped
+    all_known = len(known) == 2 and machine.clocked
     if streamed:
         known["storage"] = machine.storage.inverse(streamed)
     if not known:

@@ -74,7 +74,7 @@ def notes(found: spec.Ladder, threshold: float | None) -> tuple[str, ...]:
         return ()
     return (
         f"--temperature-threshold {threshold:g}: the ladder of {Mode(found.mode).name.lower()} "
-        f"begins at {found.engage_c:g} \u00b0C, below the board's own limits",
+        f"begins at {found.engage_c:g} \u00b0C already",
     )
 
 
