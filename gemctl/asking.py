@@ -284,7 +284,7 @@ def generate(
             session.out(event["text"], end="")
 
     with session.client() as client:
-        found = client.call("generate", {**params, "stream": not session.json}, show, told=True)
+        found = client.call("generate", {**params, "stream": not session.json}, show)
     session.show(found, lambda _: "")
     tell_cut(session, found, params["max_tokens"])
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET = "/run/gemctl/gemctl.sock"
 LINE_MOST = 1 << 22
 CANCEL_S = 30.0
-FIRST_S = 10.0  # to the first word: that it was begun, however long the rest takes
+CONNECT_S = 10.0
+LOOK_S = 5.0  # without a word: it is asked whether the daemon is well
+SILENT_S = 5.0  # without an answer to that
+LOOK = "look"  # the id of that question
 SILENT = "gemctld does not answer; see its log (journalctl -u gemctld), and restart it"
 ENDED = "gemctld has ended; start it, and ask again"
 _PARTS = ("event", "error", "result")
@@ -52,12 +55,13 @@ class Answer(dict):  # type: ignore[type-arg]  # a dict with arguments costs typ
 
 
 class Client:
-    """One connection to the daemon. A context manager."""
+    """One connection to the daemon. A context manager. Without a time for the answer it may take as
+    long as it needs; a daemon that hangs meanwhile is noticed within LOOK_S + SILENT_S."""
 
     def __init__(self, path: str, timeout_s: float | None = None) -> None:
         self._sock = socket.socket(socket.AF_UNIX)
         self._timeout_s = timeout_s
-        self._sock.settimeout(timeout_s)
+        self._sock.settimeout(CONNECT_S)
         try:
             self._sock.connect(path)
         except OSError as error:
@@ -77,17 +81,12 @@ class Client:
         params: dict[str, Any] | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         fd: int | None = None,
-        told: bool = False,
     ) -> dict[str, Any]:
-        """The result of a method; its events go to `on_event`. Raises Refused. `told`: its first
-        event comes at once, and a daemon that hangs is noticed by that."""
-        if told:
-            self._sock.settimeout(FIRST_S)
+        """The result of a method; its events go to `on_event`. Raises Refused."""
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have refused us, and said why
                 self._send(_line_of("1", method, params), fd)
             while "event" in (reply := self._reply()):
-                self._sock.settimeout(self._timeout_s)
                 if on_event is not None:
                     on_event(reply["event"])
         except TimeoutError:
@@ -102,7 +101,7 @@ class Client:
 
     def cancel(self, job: str) -> Refused:
         """End a job that `call` began and was interrupted in: how that went."""
-        self._sock.settimeout(CANCEL_S)
+        self._timeout_s = CANCEL_S
         try:
             self._send(_line_of("2", "cancel", {"id": job}), None)
             while True:
@@ -129,20 +128,36 @@ class Client:
     def _reply(self) -> dict[str, Any]:
         """The next line as an object. Raises Refused where no gemctld wrote it."""
         with contextlib.suppress(ValueError, TypeError):
-            reply = json.loads(self._line(), object_hook=Answer)
-            known: dict[str, Any] = {key: reply[key] for key in _PARTS if key in reply}
-            if known and all(_is_part(key, value) for key, value in known.items()):
-                return {**known, "id": reply.get("id")}
+            while True:
+                reply = json.loads(self._line(), object_hook=Answer)
+                known: dict[str, Any] = {key: reply[key] for key in _PARTS if key in reply}
+                if not (known and all(_is_part(key, value) for key, value in known.items())):
+                    break
+                if reply.get("id") != LOOK:
+                    return {**known, "id": reply.get("id")}
         raise Refused("internal", "connection: no gemctld answers there; name its --socket")
 
     def _line(self) -> bytes:
         while b"\n" not in self._buffer:
-            more = self._sock.recv(1 << 16)
+            more = self._some()
             if not more or len(self._buffer) > LINE_MOST:
                 raise ConnectionError(None, "the daemon closed it")
             self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _some(self) -> bytes:
+        """What comes next. Raises TimeoutError."""
+        self._sock.settimeout(LOOK_S if self._timeout_s is None else self._timeout_s)
+        try:
+            return self._sock.recv(1 << 16)
+        except TimeoutError:
+            if self._timeout_s is not None:
+                raise
+        self._sock.settimeout(SILENT_S)
+        with contextlib.suppress(BrokenPipeError):  # its last words may still be there
+            self._send(_line_of(LOOK, "daemon.info", None), None)
+        return self._sock.recv(1 << 16)
 
 
 def _is_part(key: str, value: object) -> bool:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Show = Callable[[dict[str, Any]], str]
 
 ANSWER_S = 10.0  # of a daemon that is well
-WORK_S = 3600.0  # without a word: the copy of a large model to a slow disk
 STOPPED = "stopped by SIGINT; start it again"
 # Options that may stand anywhere in the line -> their value's name, and what they are for.
 ANYWHERE = {
@@ -56,8 +55,9 @@ class Session:
         if external is not None:
             self.changes.append(("throttle.set", {"external": [external] if external else []}))
 
-    def client(self, timeout_s: float | None = WORK_S) -> Client:
-        """A new connection. Raises Refused, as everything here that asks."""
+    def client(self, timeout_s: float | None = None) -> Client:
+        """A new connection; without a time for the answer it waits while the daemon is well. Raises
+        Refused, as everything here that asks."""
         self.apply()
         return Client(self.socket, timeout_s)
 
@@ -70,7 +70,7 @@ class Session:
     def ask(self, method: str, fd: int | None = None, **params: Any) -> dict[str, Any]:
         """The result of a method; parameters that are None are left out."""
         works = method.startswith("model.") and method not in ("model.list", "model.status")
-        with self.client(WORK_S if works else ANSWER_S) as client:
+        with self.client(None if works else ANSWER_S) as client:
             return client.call(method, given(params), None, fd)
 
     def show(self, found: dict[str, Any], text: Show) -> None:
@@ -90,7 +90,7 @@ class Session:
 
     def stream(self, method: str, text: Show, **params: Any) -> None:
         """Print events as they come, however long none comes."""
-        with self.client(None) as client:
+        with self.client() as client:
             try:
                 client.call(method, given(params), lambda event: self.show(event, text))
             except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gemctl.errors import ApiError
+from gemctl.errors import BY_CALLER, ApiError
 from gemctl.events import EventHub
 from gemctl.mqtt.commands import (
     LONG,
@@ -48,6 +48,13 @@ def encode(value: dict[str, Any]) -> bytes:
 
 def _error(code: Any, message: str) -> dict[str, Any]:
     return {"error": ApiError(code, message).as_dict()}
+
+
+def _became(body: dict[str, Any]) -> str:
+    """What became of a command that was carried out, in the word that counts it."""
+    if "error" not in body:
+        return "done"
+    return "rejected" if body["error"]["code"] in BY_CALLER else "failed"
 
 
 def _cancelled(command: Command) -> dict[str, Any]:
@@ -219,7 +226,7 @@ class Dispatcher:
         return emit
 
     def _finish(self, command: Command, entry: Entry | None, body: dict[str, Any]) -> None:
-        self.counts["failed" if "error" in body else "done"] += 1
+        self.counts[_became(body)] += 1
         if entry is None:
             self._reply(command.answer, body)
             return

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from broker import FakeService
 from gemctl.config import MqttConfig
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, Code
 from gemctl.events import EventHub
 from gemctl.mqtt.bridge import Backoff, device_name
 from gemctl.mqtt.commands import (
@@ -462,6 +462,32 @@ def test_what_can_be_tried_again_is_not_remembered() -> None:
         bench.service.call = plain  # type: ignore[method-assign]
         [reply] = await bench.ask("generate", {"id": "1"})
         assert "result" in reply
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [("not_found", "rejected"), ("bad_request", "rejected"), ("conflict", "rejected"),
+     ("cancelled", "rejected"), ("failed", "failed"), ("no_memory", "failed"),
+     ("refused", "failed"), ("timeout", "failed")],
+)  # fmt: skip
+def test_what_became_of_a_command_is_counted(code: Code, word: str) -> None:
+    """What the caller did wrong is no failure of the device."""
+
+    async def body() -> None:
+        bench = Bench()
+        await bench.ask("stats", {"id": "1"})
+
+        async def wrong(*args: Any) -> dict[str, Any]:
+            raise ApiError(code, "x: no; try later")
+
+        bench.service.call = wrong  # type: ignore[method-assign]
+        await bench.ask("stats", {"id": "2"})
+        counts = bench.dispatcher.counts
+        assert {key: counts[key] for key in ("done", "rejected", "failed")} == {
+            "done": 1, "rejected": 0, "failed": 0, word: 1,
+        }  # fmt: skip
 
     asyncio.run(body())
 
