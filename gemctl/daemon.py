@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import os
@@ -37,10 +38,10 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.mqtt.signed import SignedOnly
 from gemctl.notify import given_socket, notify, watchdog_s
-from gemctl.serve import replace
+from gemctl.serve import artifact, replace
 from gemctl.serve.attached import Attached
 from gemctl.serve.models import Model, Models, Pace
-from gemctl.serve.slot import unavailable
+from gemctl.serve.slot import Slot, unavailable
 from gemctl.serve.worker import find_program
 from gemctl.service import Service
 from gemctl.show import metrics as metrics_
@@ -327,8 +328,8 @@ class Daemon:
                 self.state_file.flush()
             for model in self.models.models.values():
                 self.metrics.queue_length(model.name, len(model.turns))
-            if feed is not None and now - fed >= min(feed, 10.0):
-                notify("WATCHDOG=1")  # workers that hang were ended by their heartbeat by now
+            if feed is not None and now - fed >= min(feed, 10.0) and not self.models.lost():
+                notify("WATCHDOG=1")
                 fed = now
 
     def _note(self, now: float) -> None:
@@ -597,7 +598,19 @@ class Daemon:
             "history": self.history.query(3600, 10),
             "log": list(self.lines),
             "slots": slots.table_text().splitlines(),
+            "artifacts": [self._artifact(slot) for slot in self.models.all_slots()],
         }
+
+    def _artifact(self, slot: Slot) -> dict[str, Any]:
+        """A version that is loaded: its engine, and the board description in its file."""
+        facts = slot.worker.facts if slot.worker is not None else None
+        row: dict[str, Any] = {"model": slot.name, "digest": slot.digest, "state": slot.state}
+        row["engine"] = dataclasses.asdict(facts) if facts is not None else None
+        try:
+            row["hdf_sha256"], row["hdf"] = artifact.board(slot.path)
+        except ApiError as error:
+            row["problem"] = error.message
+        return row
 
     async def reload(self) -> dict[str, Any]:
         """Read the configuration again; what needs a restart keeps its old value."""

@@ -293,13 +293,15 @@ def _try(sensor: _Soc) -> tuple[float | None, str]:
         return None, _failure(error)
 
 
-def _choose(found: Sequence[_Zone | _Chip]) -> list[_Soc]:
-    """The first family of which a member gives a temperature."""
-    for place in range(len(FAMILIES)):
-        members: list[_Soc] = [sensor for sensor in found if _place(sensor) == place]
-        if any(not _try(sensor)[1] for sensor in members):
-            return members
-    return []
+def _choose(found: Sequence[_Zone | _Chip], kept: int | None) -> int | None:
+    """The first family of which a member gives a temperature. While the one that was used before
+    (`kept`) is there, none behind it takes its place: a fault of the hottest sensor would be the
+    cooler one's word that all is well."""
+    there = kept if kept in [_place(sensor) for sensor in found] else None
+    for place in range(len(FAMILIES) if there is None else there):
+        if any(not _try(sensor)[1] for sensor in found if _place(sensor) == place):
+            return place
+    return there
 
 
 def _place(sensor: _Zone | _Chip) -> int | None:
@@ -589,6 +591,7 @@ class Sensors:
         self._rhythms: dict[str, _Rhythm] = {}
         self._found: list[_Zone | _Chip] = []
         self._had = False  # a zone or chip was there once: without it nothing is well
+        self._family: int | None = None  # the place in FAMILIES of what is used
         self._used: list[_Soc] = []
         self._soc: list[Reading] = []
         self._soc_at: float | None = None
@@ -603,7 +606,9 @@ class Sensors:
         self._found = [*_zones(self._root), *_chips(self._root)]
         self._had = self._had or bool(self._found)
         if not self._wanted:
-            self._used = _choose(self._found)
+            self._family = _choose(self._found, self._family)
+            places = () if self._family is None else (self._family,)
+            self._used = [sensor for sensor in self._found if _place(sensor) in places]
             return
         zones = [sensor for sensor in self._found if isinstance(sensor, _Zone)]
         kinds = tuple(sorted({zone.kind for zone in zones}))
@@ -655,10 +660,16 @@ class Sensors:
 
     def _read_soc(self, now: float) -> None:
         self._soc = self._soc_readings(now)
-        if all(r.reason for r in self._soc) and now - self._scanned_at >= RESCAN_S:
+        lost = all(r.reason for r in self._soc) or self._better()
+        if lost and now - self._scanned_at >= RESCAN_S:
             self.scan(now)
             self._soc = self._soc_readings(now)
         self._soc_at = now
+
+    def _better(self) -> bool:
+        """Is there a sensor that would be preferred, had it given a value when it was looked?"""
+        places = [_place(sensor) for sensor in self._found] if not self._wanted else []
+        return any(p is not None and p < (self._family or 0) for p in places)
 
     def _soc_readings(self, now: float) -> list[Reading]:
         if not self._used:

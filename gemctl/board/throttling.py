@@ -403,7 +403,8 @@ class Throttle:
         """
         reading = self.reading
         if reading is None or reading.power_w is None:
-            raise ApiError("failed", "calibrate: no power rail is known; see gemctl doctor")
+            what = "calibrate: no power rail is known, and its watts are the half of the test"
+            raise ApiError("conflict", f"{what}; set throttle.rtheta_c_per_w and throttle.tau_s")
         samples: list[tuple[float, float, float]] = []
         started = self.clock()
         load = asyncio.create_task(self._load_after(REST_S))

@@ -284,7 +284,8 @@ def tick(
     faults = _faults(state.tracks, inputs.readings)
     if settings.mode == "off":
         state = replace(state, level=0, duty=1.0, integral=None, fault_s=-math.inf)
-        return state, _decide(state, actuators, settings, None, False, faults, "off")
+        state, view = _look(state, inputs, settings, seconds)  # people look, nothing acts on it
+        return state, _decide(state, actuators, settings, view, False, faults, "off")
     state, view = _look(state, inputs, settings, seconds)
     if faults:
         state = replace(state, fault_s=now)

@@ -14,7 +14,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gemctl import waiting
 from gemctl.config import ModelsConfig
@@ -89,6 +89,18 @@ def thermal(path: Path) -> Thermal:
         raise _damaged(path, error) from None
 
 
+def board(path: Path) -> tuple[str, Any]:
+    """The hash of the board description that a version was compiled for, and the description.
+    Raises ApiError("refused") where it was damaged since."""
+    try:
+        with path.open("rb") as stream:
+            header = Header.unpack(stream.read(HEADER_SIZE))
+            text = _section(stream, header, "HDFJ", spec.MAX_MANIFEST)
+        return header.hdf_sha256.hex(), json.loads(text or "null")
+    except (*UNREADABLE, RecursionError) as error:
+        raise _damaged(path, error) from None
+
+
 def _damaged(path: Path, error: Exception) -> ApiError:
     """A version of the store that is not what it was, in our words and not in Python's."""
     reason = "it is cut short"
@@ -104,15 +116,25 @@ def _damaged(path: Path, error: Exception) -> ApiError:
 def _thermal(path: Path) -> Thermal:
     with path.open("rb") as stream:
         header = Header.unpack(stream.read(HEADER_SIZE))
-        stream.seek(header.table_offset)
-        table = stream.read(header.section_count * ENTRY_SIZE)
-        for at in range(0, len(table), ENTRY_SIZE):
-            entry = Section.unpack(table, at)
-            if entry.type == fourcc("THRM"):
-                stream.seek(entry.offset)
-                policy = spec.Thermal.unpack(stream.read(entry.size))
-                return Thermal(policy.threshold_c or None, policy.device_max_c or None)
-    return Thermal()
+        record = _section(stream, header, "THRM", spec.MAX_MANIFEST)
+    if not record:
+        return Thermal()
+    policy = spec.Thermal.unpack(record)
+    return Thermal(policy.threshold_c or None, policy.device_max_c or None)
+
+
+def _section(stream: BinaryIO, header: Header, kind: str, most: int) -> bytes:
+    """The bytes of a section; none where there is no such one. Raises FormatError."""
+    stream.seek(header.table_offset)
+    table = stream.read(header.section_count * ENTRY_SIZE)
+    for at in range(0, len(table), ENTRY_SIZE):
+        entry = Section.unpack(table, at)
+        if entry.type == fourcc(kind):
+            if entry.size > most:
+                raise FormatError(Code.SIZE, f"section {kind}: {entry.size} bytes")
+            stream.seek(entry.offset)
+            return stream.read(entry.size)
+    return b""
 
 
 def _result(name: str, answer: dict[str, Any]) -> Inspected:

@@ -120,6 +120,8 @@ class Attached:
                 await asyncio.to_thread(
                     self._store.mark_bad, self.name, staged.digest, error.message[:200]
                 )
+            if error.code not in ("timeout", "failed"):  # then nobody knows what it has open
+                await asyncio.to_thread(self._drop, staged)
             raise
         await asyncio.to_thread(self._store.mark_good, self.name, staged.digest)
         times = {key: value for key, value in answer.items() if key not in ("event", "id")}
@@ -152,6 +154,13 @@ class Attached:
             with contextlib.suppress(ApiError):
                 self._store.remove(self.name, staged.digest)
 
+    def _named(self, error: ApiError, path: Path) -> str:
+        """The program's sentence, in the words of who asked here."""
+        if error.code == "layout":
+            what = f"{self.name}: another context or KV type than the version that serves"
+            return f"{what}; compile it alike, or give --allow-layout-change"
+        return re.sub(rf"/proc/self/fd/\d+|{re.escape(str(path))}", self.name, error.message)
+
     async def _hand_over(self, path: Path, digest: str, p: ReplaceParams) -> dict[str, Any]:
         """The version as an open file, because its user need not be able to read the store; the
         path is for programs of before that."""
@@ -166,7 +175,6 @@ class Attached:
                 allow_layout_change=int(p.allow_layout_change),
             )
         except ApiError as error:
-            named = re.sub(r"/proc/self/fd/\d+", str(path), error.message)
-            raise ApiError(error.code, named) from None
+            raise ApiError(error.code, self._named(error, path)) from None
         finally:
             os.close(file)

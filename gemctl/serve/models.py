@@ -226,14 +226,18 @@ class Models:
         """Of every model."""
         return [slot for model in self.models.values() for slot in model.slots()]
 
-    def in_use(self, name: str | None = None) -> set[str]:
-        """Digests that must not be deleted, of one model or of all: loaded, on probation, or
-        wanted at the next start. Two models may have the same version, each a copy of its own."""
-        state, ours = self.state, name is None
-        wanted = {m.digest for n, m in state.models.items() if m.digest and (ours or n == name)}
-        trial = state.trial if state.trial and (ours or state.trial.name == name) else None
-        held = {slot.digest for slot in self.all_slots() if ours or slot.name == name}
-        return held | wanted | ({trial.digest} if trial is not None else set())
+    def in_use(self) -> set[tuple[str, str]]:
+        """Versions that must not be deleted, each a model's name and a digest: loaded, on
+        probation, or wanted at the next start. Two models may have the same digest, each a copy of
+        its own."""
+        wanted = {(name, m.digest) for name, m in self.state.models.items() if m.digest}
+        trial = self.state.trial
+        held = {(slot.name, slot.digest) for slot in self.all_slots()}
+        return held | wanted | ({(trial.name, trial.digest)} if trial is not None else set())
+
+    def lost(self) -> list[Slot]:
+        """Those with a worker that neither lives nor ends."""
+        return [slot for slot in self.all_slots() if slot.worker is not None and slot.worker.lost]
 
     def held(self) -> list[policy.Held]:
         """What is loaded."""
@@ -565,7 +569,7 @@ class Models:
         model = self.model(name)
         with self.changing(model, "a removal"):
             if digest is not None:
-                await asyncio.to_thread(self.store.remove, name, digest, self.in_use(name))
+                await asyncio.to_thread(self.store.remove, name, digest, self.in_use())
                 return
             if any(slot.loaded for slot in model.slots()):
                 raise ApiError("conflict", f"{name}: is loaded; gemctl model unload {name} first")

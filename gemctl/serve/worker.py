@@ -27,6 +27,7 @@ from gemctl.serve.channel import Channel, error_of
 
 OOM_SCORE = 500  # the kernel takes a worker before the daemon
 KILL_AFTER_S = 2.0
+LOST_S = 5.0  # beyond hang_s: a heartbeat that works has ended the worker by then
 WORK_MOST_S = 86400.0  # of tests or a warm-up, whatever the pace
 LOOK_S = 0.5  # between two looks at the time that they have worked
 T = TypeVar("T")
@@ -263,6 +264,17 @@ class Worker:
             with contextlib.suppress(ApiError):
                 self._channel.send("ping", n=int(now * 1000))
             await asyncio.sleep(self.config.heartbeat_s)
+
+    @property
+    def lost(self) -> bool:
+        """Silent for longer than its heartbeat lets it live: the heartbeat itself has failed, or
+        the kernel cannot end the process."""
+        if self._pulse is None or self._process is None or self.ended.is_set():
+            return False
+        least = min(self._pulse.answered, self._pulse.moved)
+        if self._testing:
+            least = self._pulse.answered
+        return least < self.clock() - self.config.hang_s - LOST_S
 
     @property
     def alive(self) -> bool:

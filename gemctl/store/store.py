@@ -7,7 +7,7 @@
     with Store(state) as store:
         staged = store.stage("pilot", fd, size_most=limit)     copied, hashed, synced, then named
         store.mark_good("pilot", staged.digest)                 after its probation
-        store.collect(in_use={digests of the workers}, keep=2)
+        store.collect(in_use={(name, digest of its worker)}, keep=2)
 
 Every call may be cut off anywhere, by a kill or a power loss: the next Store reads what is there
 and gives the old or the new state. `current` is what its link says, if that version is there and
@@ -372,10 +372,10 @@ class Store:
             if name not in self._held.names and not durable.listing(folder):
                 os.rmdir(name, dir_fd=self._models)
 
-    def remove(self, name: str, digest: str, in_use: Collection[str] = ()) -> None:
+    def remove(self, name: str, digest: str, in_use: Collection[tuple[str, str]] = ()) -> None:
         """Delete a version. ApiError: conflict where it is in use or current; not_found."""
         with self._change(name, digest) as (folder, found):
-            if digest in in_use:
+            if (name, digest) in in_use:
                 what = f"is in use; gemctl model unload {name} first"
                 raise ApiError("conflict", f"version {digest[:12]} of {name}: {what}")
             if digest == found.current:
@@ -387,7 +387,7 @@ class Store:
             os.fsync(folder)
             self._held.versions.discard((name, digest))
 
-    def collect(self, in_use: Collection[str] = (), keep: int = 2) -> Collected:
+    def collect(self, in_use: Collection[tuple[str, str]] = (), keep: int = 2) -> Collected:
         """Delete what nobody needs: partial files, and versions except the last `keep` good ones,
         those in use, and those that this process staged and that are not judged. Where it cannot
         be read which ones were good, all stay. ApiError.
@@ -396,7 +396,8 @@ class Store:
         with self._lock, explained(self.root):
             for name in durable.listing(self._models):
                 if NAME.fullmatch(name) and ".." not in name:
-                    total = self._collect(name, frozenset(in_use), keep, total)
+                    ours = {digest for owner, digest in in_use if owner == name}
+                    total = self._collect(name, ours, keep, total)
         return total
 
     def _collect(

@@ -270,16 +270,20 @@ def test_a_program_s_own_words_name_the_version(
     tiny_checkpoint: Callable[..., Path],
     artifact_cache: Callable[..., Path],
 ) -> None:
-    """Not the descriptor that it came by."""
+    """Not the descriptor that it came by, nor a file of the store; that one goes."""
     short = artifact_cache(
         tiny_checkpoint("qwen3", seed=1), *OPTIONS[:2], "--kv-cache-size", "64", "--effort", "fast"
     )
     with Program(commands["c"], versions[0], daemon.socket, "line-3"):
         wait_for(lambda: listed(daemon))
-        with pytest.raises(Refused, match="allow the layout change") as caught:
+        with pytest.raises(Refused) as caught:
             daemon.replace(short, name="line-3")
-        assert "/proc/self/fd" not in str(caught.value)
-        assert ".gembin" in str(caught.value)
+        assert str(caught.value) == (
+            "line-3: another context or KV type than the version that serves; compile it alike, or "
+            "give --allow-layout-change"
+        )
+        kept = list((daemon.folder / "state" / "models" / "line-3").glob("*.gembin"))
+        assert not kept, "what the program refused stays in the store"
 
 
 def test_what_is_refused_leaves_the_program(
@@ -301,7 +305,7 @@ def test_what_is_refused_leaves_the_program(
         with pytest.raises(Refused, match="line-3") as caught:
             daemon.replace(cut, name="line-3")
         assert caught.value.code == "refused"
-        with pytest.raises(Refused, match="allow the layout change") as caught:
+        with pytest.raises(Refused, match="give --allow-layout-change") as caught:
             daemon.replace(short, name="line-3")
         assert caught.value.code == "layout"
         program.more(versions, "a")

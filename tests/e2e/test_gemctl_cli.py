@@ -418,7 +418,12 @@ def test_a_place_where_no_gemctld_is(daemon: Daemon, tmp_path: Path) -> None:
 def test_a_bundle_says_where_it_is(daemon: Daemon, tmp_path: Path) -> None:
     done = typed(daemon, "bundle", cwd=tmp_path)
     assert done.stdout.startswith(f"wrote {tmp_path}/gemctl-bundle.json; look through it")
-    assert json.loads((tmp_path / "gemctl-bundle.json").read_text(encoding="utf-8"))["info"]
+    found = json.loads((tmp_path / "gemctl-bundle.json").read_text(encoding="utf-8"))
+    assert found["info"]
+    row = found["artifacts"][0]
+    assert row["engine"]["pid"] in daemon.workers()
+    assert row["hdf"]["id"].startswith("generic-")
+    assert len(row["hdf_sha256"]) == 64
     answer = json.loads(typed(daemon, "bundle", "--json", "--output", tmp_path / "b").stdout)
     assert answer == {"path": f"{tmp_path}/b"}
     refused = typed(daemon, "bundle", "--output", tmp_path / "no" / "b", code=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -154,6 +155,28 @@ def test_a_worker_that_hangs_is_replaced(versions: tuple[Path, Path]) -> None:
         os.kill(daemon.workers()[0], signal.SIGSTOP)
         assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
         assert "hung" in daemon.events("worker.exit")[0]["text"]
+
+
+def test_the_watchdog_is_fed_while_all_is_well(
+    versions: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a worker that hangs is ended by its heartbeat."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "n"))
+        systemd.settimeout(20)
+        with Daemon(worker={"hang_s": 1.0, "heartbeat_s": 0.1, "backoff_s": 0.02}) as daemon:
+            assert systemd.recv(4096).startswith(b"READY=1")
+            daemon.replace(versions[0], name="pilot")
+            os.kill(daemon.workers()[0], signal.SIGSTOP)
+            fed = 0
+            while fed < 4:
+                fed += systemd.recv(4096) == b"WATCHDOG=1"
+            assert daemon.events("worker.exit")
+            daemon.stop()
+            while systemd.recv(4096) != b"STOPPING=1":
+                pass
 
 
 def test_switch_disable_enable(daemon: Daemon, versions: tuple[Path, Path]) -> None:

@@ -175,7 +175,7 @@ def store_after(current: int | None, present: set[int], name: str = "m") -> Call
     def after(root: Path) -> None:
         sound(root, {current})
         with Store(root) as box:
-            box.collect(in_use={digest(seed) for seed in range(10)})
+            box.collect(in_use={(name, digest(seed)) for seed in range(10)})
             there = {version.digest for version in box.versions(name).present}
             assert there == {digest(seed) for seed in present}, there
         for folder in (root / "models").iterdir():

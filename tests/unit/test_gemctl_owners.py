@@ -165,10 +165,7 @@ def test_versions_in_use_are_a_model_s_own(tmp_path: Path) -> None:
     """Two models may have the same version: a copy each."""
     bench = Bench(tmp_path)
     bench.models.want("spare", digest="1" * 64)
-    assert bench.models.in_use() == {"0" * 64, "1" * 64}
-    assert bench.models.in_use("pilot") == {"0" * 64}
-    assert bench.models.in_use("spare") == {"1" * 64}
-    assert bench.models.in_use("nobody") == set()
+    assert bench.models.in_use() == {("pilot", "0" * 64), ("spare", "1" * 64)}
 
 
 # ---- how long a worker may work ----
@@ -181,6 +178,25 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     seconds = iter(range(1_000_000))
     path = Path("/x/" + "ab" * 32 + ".gembin")
     return Worker("pilot", path, WorkerConfig(), lambda: next(seconds))
+
+
+def test_a_worker_that_neither_lives_nor_ends_is_lost(tmp_path: Path) -> None:
+    """The watchdog is not fed then: what its heartbeat should have ended is still there."""
+    now = 100.0
+    made = Worker("pilot", tmp_path / "x", WorkerConfig(hang_s=20.0), lambda: now)
+    assert not made.lost  # not spawned
+    made._process, made._pulse = Any, worker_.Pulse(answered=100.0, moved=100.0)  # type: ignore
+    now = 124.0
+    assert not made.lost  # its heartbeat is about to end it
+    now = 126.0
+    assert made.lost
+    made._pulse.answered = 125.0
+    assert made.lost  # it answers, and does not get on
+    made._testing = True  # tests are steps that nobody counts
+    assert not made.lost
+    made._testing = False
+    made.ended.set()
+    assert not made.lost
 
 
 @pytest.mark.parametrize(("share", "least"), [(1.0, 10), (0.5, 20), (0.05, 200)])

@@ -217,6 +217,33 @@ def test_a_zone_whose_number_was_given_to_another_is_gone(
     assert set(values(sensors.sample(111.0))) == {"cpu-thermal", "soc0-thermal"}
 
 
+@pytest.mark.parametrize("text", ["", "garbage", "999999999"])
+def test_a_fault_of_the_hottest_sensor_is_no_cooler_one_s_word(
+    tmp_path: Path, make: Callable[..., Sensors], text: str
+) -> None:
+    """Nothing takes its place while it is there, however long it gives nothing; then it is back."""
+    tree = sysfs.orin_nano(tmp_path / "t")
+    sensors = make(tree)
+    tree.put("sys/class/thermal/thermal_zone10/temp", text)
+    for second in range(100, 200, 3):
+        (reading,) = sensors.sample(float(second))
+        assert (reading.name, bool(reading.reason)) == ("tj-thermal", True)
+    tree.put("sys/class/thermal/thermal_zone10/temp", "96000")
+    assert values(sensors.sample(201.0)) == {"tj-thermal": 96.0}
+
+
+def test_a_better_sensor_that_gave_nothing_at_the_start(
+    tmp_path: Path, make: Callable[..., Sensors]
+) -> None:
+    """Its driver may still have been loading; it is looked at again, and used from then on."""
+    tree = sysfs.orin_nano(tmp_path / "t")
+    tree.put("sys/class/thermal/thermal_zone10/temp", "")
+    sensors = make(tree)
+    assert "tj-thermal" not in values(sensors.sample(101.0))
+    tree.put("sys/class/thermal/thermal_zone10/temp", "52000")
+    assert values(sensors.sample(120.0)) == {"tj-thermal": 52.0}
+
+
 def test_states_list_what_is_there(tmp_path: Path, make: Callable[..., Sensors]) -> None:
     tree = sysfs.orin_nano(tmp_path / "t")
     states = make(tree, external=("mqtt:plant/ambient",)).states()

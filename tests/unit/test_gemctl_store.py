@@ -484,11 +484,11 @@ def test_collect_keeps_what_is_good_or_used(box: Store, put: Callable[..., str])
     for digest in known[:5]:
         box.mark_good("m", digest)
     sizes = {version.digest: version.size for version in box.versions("m").present}
-    gone = box.collect(in_use={known[0]}, keep=3)
+    gone = box.collect(in_use={("m", known[0])}, keep=3)
     assert {d for _, d in gone.versions} == {known[1]}  # 5 was staged here and not judged
     assert gone.size == sizes[known[1]]
     with Store(box.root.parent) as fresh:  # after a restart nobody stands up for it
-        gone = fresh.collect(in_use={known[0]}, keep=2)
+        gone = fresh.collect(in_use={("m", known[0])}, keep=2)
         assert {d for _, d in gone.versions} == {known[2], known[5]}
         found = fresh.versions("m")
         assert set(digests(found)) == {known[0], known[3], known[4]}
@@ -556,12 +556,21 @@ def test_collect_removes_what_was_left_and_nothing_else(
     assert box.names() == ("m",)
 
 
+def test_a_digest_is_in_use_of_the_model_that_has_it(box: Store, put: Callable[..., str]) -> None:
+    """The same file under another name is a copy of its own, and goes."""
+    digest = put(1)
+    assert put(1, name="n") == digest
+    box.release("m", digest)
+    box.release("n", digest)
+    assert box.collect(in_use={("m", digest)}).versions == (("n", digest),)
+
+
 def test_remove_spares_what_is_used_or_current(box: Store, put: Callable[..., str]) -> None:
     a, b = put(1), put(2)
     box.mark_good("m", a)
     box.mark_good("m", b)
     with refused("conflict", "in use"):
-        box.remove("m", a, in_use={a})
+        box.remove("m", a, in_use={("m", a)})
     with refused("conflict", "current"):
         box.remove("m", b)
     box.remove("m", a)

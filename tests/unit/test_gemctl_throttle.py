@@ -379,7 +379,10 @@ def test_off_does_nothing_but_look_at_the_sensors() -> None:
     decision = drive(soc(200.0))
     assert (decision.level, decision.duty, decision.conservative_by_fault) == (0, 1.0, False)
     assert decision.sensor_faults == (("tj-thermal", "200 C is implausible"),)
-    assert drive(soc(99.0)).level == 0
+    assert decision.temp_c is None
+    for _ in range(3):
+        decision = drive(soc(99.0))
+    assert (decision.level, decision.duty, decision.temp_c) == (0, 1.0, 99.0)
 
 
 def test_a_new_mode_takes_over_without_a_jump() -> None:
