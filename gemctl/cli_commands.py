@@ -25,6 +25,7 @@ pass_session = click.make_pass_decorator(Session)
 class Asked(console.Group):
     """A group of gemctl's."""
 
+    command_class = console.Command
     unwritten = 8
 
 
@@ -138,16 +139,19 @@ def finish(session: Session, _result: object) -> None:
 
 @main.command()
 @click.option("--history", is_flag=True, help="the last hour instead of now")
-@click.option("--seconds", type=Number(1, 3600, "s", whole=True), default=3600, show_default=True,
-              help="so far back")  # fmt: skip
-@click.option("--step", "step_s", type=Number(1, 600, "s", whole=True), default=60,
-              show_default=True, help="seconds that one figure is for")  # fmt: skip
+@click.option(
+    "--seconds", type=Number(1, 3600, "s", whole=True), help="so far back  [default: 3600]"
+)
+@click.option("--step", "step_s", type=Number(1, 600, "s", whole=True),
+              help="seconds that one figure is for  [default: 60]")  # fmt: skip
 @pass_session
-def stats(session: Session, history: bool, seconds: int, step_s: int) -> None:
+def stats(session: Session, history: bool, seconds: int | None, step_s: int | None) -> None:
     """Figures of now, or of the last hour."""
     if history:
-        found = session.ask("stats.history", seconds=seconds, step_s=step_s)
+        found = session.ask("stats.history", seconds=seconds or 3600, step_s=step_s or 60)
         session.show(found, render.history)
+    elif seconds or step_s:
+        asking.wrong("stats: --seconds and --step are of --history; give that too")
     else:
         session.show(session.ask("stats"), render.stats)
 

@@ -701,7 +701,10 @@ async def _reload(daemon: Daemon) -> None:
 
 def main() -> None:
     """The gemctld command."""
-    parser = argparse.ArgumentParser(prog="gemctld", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="gemctld",
+        description="Loads, paces, replaces and watches the language models of this device.",
+    )
     parser.add_argument("--config", type=Path, help="TOML file; /etc/gemctl/gemctl.toml if there")
     parser.add_argument("--check", action="store_true", help="check the file, and end")
     parser.add_argument("--version", action="version", version=f"gemctld {VERSION}")

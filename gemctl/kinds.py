@@ -212,6 +212,8 @@ def usage(error: click.ClickException) -> str:
     elif param is not None:
         what = f"{_shown(param)}: " if isinstance(param, click.Option) else ""
         what += error.message
+        if ";" not in what:  # click's own sentence
+            what = f"{what.rstrip('.')}; {_remedy(ctx, [])}"
     elif isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
         what = f"{error.option_name}: its value is missing; {_remedy(ctx, [])}"
     elif extra:

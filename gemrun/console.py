@@ -110,6 +110,15 @@ class _Ended:
             )
         sys.exit(code)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The line's options. Every error names the command that it is of."""
+        try:
+            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+        return left
+
     def tell(self, code: Any, sentence: str) -> None:
         """Why the command ends: one sentence. `code` is its exit code."""
         say(f"{self.name}: {sentence}")

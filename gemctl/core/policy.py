@@ -92,7 +92,7 @@ def _remedy(memory: Memory, loaded: Sequence[Held], wanted: Held) -> str:
     """The smallest model to unload, where one is enough; else what else helps."""
     for model in sorted(loaded, key=lambda held: (held.size, held.name)):
         if wanted.size <= budget(_without(memory, model), _rest(loaded, model)):
-            return f"unload {model.name}"
+            return f"gemctl model unload {model.name}"
     return "unload other models, or compile it with a smaller --kv-cache-size"
 
 

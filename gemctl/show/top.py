@@ -6,6 +6,7 @@ import select
 import shutil
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,15 +67,34 @@ def _quits(wait_s: float) -> bool:
     return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x03", "\x04", "")
 
 
-def _draw(client: Client, width: int) -> str:
-    seen: list[str] = []
-    client.call("events.follow", {"follow": False}, lambda e: seen.append(render.event(e)))
+def _ask(client: Client) -> dict[str, Any]:
+    """All that a picture shows."""
+    seen: list[dict[str, Any]] = []
+    client.call("events.follow", {"follow": False}, seen.append)
     history = client.call("stats.history", {"seconds": 600, "step_s": 10})
-    return picture(client.call("stats"), history, seen, width)
+    return {"stats": client.call("stats"), "history": history, "events": seen}
+
+
+def _draw(client: Client, width: int) -> str:
+    found = _ask(client)
+    seen = [render.event(event) for event in found["events"]]
+    return picture(found["stats"], found["history"], seen, width)
+
+
+def _lines(session: Session, client: Client, interval: float, once: bool) -> None:
+    """An object a line, for programs."""
+    session.show(_ask(client), str)
+    while not once:
+        time.sleep(interval)
+        session.show(_ask(client), str)
 
 
 def run(session: Session, interval: float, once: bool) -> None:
     """Draw until q, Ctrl-C or the daemon's end."""
+    if session.json:
+        with session.client() as client:
+            _lines(session, client, interval, once)
+        return
     with session.client() as client, _keys():
         try:
             if once:

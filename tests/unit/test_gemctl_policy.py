@@ -57,7 +57,7 @@ def test_admission_says_the_numbers() -> None:
     assert (short.fits, short.short) == (False, 2284 * MIB - short.budget)
     assert short.sentence == (
         "gemma: needs 2284 MiB, 1568 MiB are left of 4768 MiB for all models (6000 MiB available, "
-        "700 MiB kept in reserve; loaded: text 3000 MiB, tiny 200 MiB); unload text"
+        "700 MiB kept in reserve; loaded: text 3000 MiB, tiny 200 MiB); gemctl model unload text"
     )
 
 
