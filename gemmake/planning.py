@@ -186,13 +186,17 @@ def _offloaded(state: State) -> Iterator[State]:
 
 
 def offload_lines(state: State) -> list[str]:
-    """What weights cost that do not stay in memory, if there are any or were to be."""
+    """What weights cost that do not stay in memory, if there are any or were to be, and whether
+    what was asked for saves anything."""
+    level = state.options.offloaded
+    little = offload.little(state.conf, state.stream, state.cold, level)
+    none = level is Offload.NONE
     if not state.cold:
-        none = state.options.offloaded is Offload.NONE
-        return [] if none else ["offload: all weights stay in memory: nothing is gained otherwise"]
+        return [] if none else little
     storage = state.hdf.storage
     told = (storage.kind, storage.seq_read_mbps) if storage else None
-    return offload.lines(offload.cost(state.conf, state.stream, state.cold), told, state.conf.chunk)
+    cost = offload.cost(state.conf, state.stream, state.cold)
+    return offload.lines(cost, told, state.conf.chunk) + ([] if none else little)
 
 
 def least(state: State) -> State:

@@ -18,6 +18,7 @@ from gemrun.format.spec import Cold, ColdBy, Role
 
 FFN = (Role.GATE_UP, Role.DOWN)
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+LITTLE = 0.03  # of all weights; who saves less is told so
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,19 @@ def layers_of(stream: Stream) -> int:
 
 def records(conf: spec.Conf, stream: Stream, extent: Extent) -> tuple[Cold, ...]:
     """The planes that are cold; none where as much would be in memory at once."""
-    layers, tensors = layers_of(stream), stream.records()
-    found = tuple(
+    found = _named(stream, extent)
+    gained = cold.resident(conf, stream.records(), found, stream.size) < stream.size
+    return found if gained else ()
+
+
+def _named(stream: Stream, extent: Extent) -> tuple[Cold, ...]:
+    """The planes that an extent names, whether anything is gained or not."""
+    layers = layers_of(stream)
+    return tuple(
         Cold(tensor=index, plane=plane, by=int(by))
-        for index, tensor in enumerate(tensors)
+        for index, tensor in enumerate(stream.records())
         for plane, by in _planes(tensor, extent, layers)
     )
-    gained = cold.resident(conf, tensors, found, stream.size) < stream.size
-    return found if gained else ()
 
 
 def _planes(tensor: spec.Tensor, extent: Extent, layers: int) -> Iterator[tuple[int, ColdBy]]:
@@ -144,6 +150,33 @@ def lines(found: Cost, storage: tuple[str, float] | None, chunk: int) -> list[st
             f"{_mb(found.low)} for every token besides"
         )
     return told
+
+
+def little(conf: spec.Conf, stream: Stream, found: tuple[Cold, ...], level: Offload) -> list[str]:
+    """A line where a level that was asked for saves next to nothing: how much, and why."""
+    saved = stream.size - cold.resident(conf, stream.records(), found, stream.size)
+    if saved >= LITTLE * stream.size:
+        return []
+    told = f"{level.value} saves {_mb(saved)} of {_mb(stream.size)} of weights"
+    if not saved:
+        told = f"all weights stay in memory, as {level.value} saves nothing"
+    return [f"offload: {told}: {_why(conf, stream, level)}"]
+
+
+def _why(conf: spec.Conf, stream: Stream, level: Offload) -> str:
+    """Why a level saves next to nothing."""
+    if level is not Offload.ROWS:
+        return "what is read from storage needs as much room on its way"
+    named = _named(stream, extent_of(level, layers_of(stream)))
+    planes = list(cold.planes(named, stream.records()))
+    if not planes:
+        return "the embedding is the head too, of which a token needs all; --offload all saves more"
+    room = sum(cold.room(plane, conf) for plane in planes)
+    return (
+        f"{_mb(sum(p.size for p in planes))} could be read by rows, but {_mb(room)} of room are "
+        f"kept for rows of a prefill step of {conf.chunk} and of the head, with {conf.threads} "
+        "threads; --offload ffn saves more"
+    )
 
 
 def _mb(size: int) -> str:

@@ -2,6 +2,7 @@
 
 planes(records, tensors)                 what the records name: Plane
 resident(conf, tensors, records, size)   mem_size of WHOT
+room(plane, conf)                        of it what a plane of embedding or head takes
 streamed(records, tensors)               bytes that every token reads from storage
 problem(records, tensors)                what breaks a rule, or ""
 """
@@ -82,8 +83,14 @@ def resident(conf: Conf, tensors: Sequence[Tensor], records: Sequence[Cold], siz
     """What of `size` bytes of weights is in memory at once, at most."""
     found = list(planes(records, tensors))
     away = sum(plane.pages for plane in found)
-    held = sum(min(plane.pages, _rows(plane, conf) + _slices(plane, conf)) for plane in found)
+    held = sum(min(plane.pages, room(plane, conf)) for plane in found)
     return min(size, size - away + held + _window(found, conf.layer_count))
+
+
+def room(plane: Plane, conf: Conf) -> int:
+    """Bytes of a plane of embedding or head that are in memory at once: rows that are read, and
+    slices; a small plane has fewer."""
+    return _rows(plane, conf) + _slices(plane, conf)
 
 
 def streamed(records: Sequence[Cold], tensors: Sequence[Tensor]) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gemmake.options import Offload
+from gemmake.passes import offload
+from gemmake.passes.layout import Stream, StreamTensor
 from gemmake.passes.offload import Cost, lines
 from gemrun.format import cold, spec
 from gemrun.format.spec import Cold, ColdBy, Conf, Role, Tensor
@@ -107,3 +110,44 @@ def test_what_it_costs_is_told() -> None:
     assert "does not describe its storage" in lines(found, None, 32)[1]
     assert found.tokens_per_second(150.0) == 2.0
     assert {"COLD"} <= spec.OPTIONAL_SECTIONS
+
+
+# ---- a level that saves next to nothing ----
+def head(rows: int, cols: int) -> Stream:
+    """The weights of a model that is but a head in two planes, which is the embedding too."""
+    size = rows * cols // 2
+    record = Tensor(
+        role=int(Role.HEAD), layer=-1, rows_padded=rows, offset=0, size=size,
+        second_offset=size, second_size=size,
+    )  # fmt: skip
+    return Stream((StreamTensor(record, spec.Format.Q8_ROWS, ()),), (), 2 * size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (49152, "all weights stay in memory, as rows saves nothing: 14.2 MB could be read by rows, "
+         "but 27.4 MB of room are kept for rows of a prefill step of 128 and of the head, with 4 "
+         "threads; --offload ffn saves more"),
+        (98304, "rows saves 0.9 MB of 56.6 MB of weights: 28.3 MB could be read by rows, but "
+         "27.4 MB of room"),
+        (262144, ""),
+    ],
+)  # fmt: skip
+def test_a_level_that_saves_next_to_nothing_says_how_much_and_why(rows: int, told: str) -> None:
+    stream, conf = head(rows, 576), Conf(layer_count=1, threads=4, chunk=128)
+    found = offload.records(conf, stream, offload.extent_of(Offload.ROWS, 0))
+    said = offload.little(conf, stream, found, Offload.ROWS)
+    assert len(said) == bool(told)
+    assert all(line.startswith(f"offload: {told}") for line in said)
+
+
+def test_streaming_one_layer_says_that_it_saves_nothing() -> None:
+    tensors = tuple(StreamTensor(record, spec.Format.Q4H, ()) for record in BLOCKS[:2])
+    stream, conf = Stream(tensors, (), 3 * PAGE), Conf(layer_count=1)
+    found = offload.records(conf, stream, offload.extent_of(Offload.FFN, 1))
+    (said,) = offload.little(conf, stream, found, Offload.FFN)
+    assert said == (
+        "offload: all weights stay in memory, as ffn saves nothing: what is read from storage "
+        "needs as much room on its way"
+    )
