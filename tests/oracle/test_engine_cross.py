@@ -24,6 +24,9 @@ from gemmake import crossbuild, elf
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "v1.0").glob("*.gembin"))
 
+UNWINDING = (".eh_frame", ".eh_frame_hdr", ".ARM.exidx", ".ARM.extab")
+ZIG_LIMIT = 132 << 10  # of code and constants: a tenth above gcc's limit
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -121,6 +124,17 @@ def test_shared_library_runs_and_needs_no_newer_glibc(
     compile_ += [f"-L{library.parent}", "-lgemrun", f"-Wl,-rpath,{library.parent}"]
     subprocess.run([*compile_, "-o", str(program)], check=True)
     assert "2 test vectors passed" in emulated(arch, program, GOLDEN[1])
+
+
+@pytest.mark.parametrize("arch", sorted(MACHINES))
+def test_the_library_is_built_for_size(output: Path, arch: str) -> None:
+    """No tables for unwinding, and not far from what gcc makes on x86-64, which has 120 KiB."""
+    library = built(output, arch, "glibc") / "lib" / "libgemrun.so.1"
+    size = {section.name: section.size for section in elf.sections(library.read_bytes())}
+    assert sum(size.get(name, 0) for name in UNWINDING) < 1024, size
+    code = elf.code_bytes(library)
+    print(f"{arch}: {code:,} bytes of code and constants")
+    assert code < ZIG_LIMIT
 
 
 @pytest.mark.cross
