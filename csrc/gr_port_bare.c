@@ -81,10 +81,14 @@ const char *gr_port_kernel(void)
     return NULL;
 }
 
-#ifdef __ARM_FEATURE_MVE
-enum { PLAIN_FPSCR = 4 << 16 }; /* LTPSIZE: whole vectors, as the ABI wants it */
+/* LTPSIZE of a core with Helium is 4, whole vectors. With another one LE faults, the end of a loop,
+ * which compilers use in code for the core without its vectors (+nomve) as well. */
+#if defined(__ARM_FEATURE_MVE) || defined(__ARM_ARCH_8_1M_MAIN__)
+enum { KEPT_FPSCR = 0, SET_FPSCR = 4 << 16 };
+#elif defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' /* as the system set it */
+enum { KEPT_FPSCR = 7 << 16, SET_FPSCR = 0 };
 #else
-enum { PLAIN_FPSCR = 0 };
+enum { KEPT_FPSCR = 0, SET_FPSCR = 0 };
 #endif
 
 /* Rounding to nearest, nothing flushed to zero (NUMERICS F1). A core without a floating-point unit
@@ -92,8 +96,9 @@ enum { PLAIN_FPSCR = 0 };
 uint64_t gr_fp_enter(void)
 {
 #if defined(__arm__) && defined(__VFP_FP__) && !defined(__SOFTFP__)
-    uint32_t saved, plain = PLAIN_FPSCR;
+    uint32_t saved, plain;
     __asm__ volatile("vmrs %0, fpscr" : "=r"(saved));
+    plain = (saved & KEPT_FPSCR) | SET_FPSCR;
     __asm__ volatile("vmsr fpscr, %0" : : "r"(plain) : "memory");
     return saved;
 #elif defined(__riscv_flen)
