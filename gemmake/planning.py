@@ -189,14 +189,14 @@ def offload_lines(state: State) -> list[str]:
     """What weights cost that do not stay in memory, if there are any or were to be, and whether
     what was asked for saves anything."""
     level = state.options.offloaded
-    little = offload.little(state.conf, state.stream, state.cold, level)
-    none = level is Offload.NONE
+    asked = level is not Offload.NONE
+    little = offload.little(state.conf, state.stream, state.cold, level) if asked else []
     if not state.cold:
-        return [] if none else little
+        return little
     storage = state.hdf.storage
     told = (storage.kind, storage.seq_read_mbps) if storage else None
     cost = offload.cost(state.conf, state.stream, state.cold)
-    return offload.lines(cost, told, state.conf.chunk) + ([] if none else little)
+    return offload.lines(cost, told, state.conf.chunk) + little
 
 
 def least(state: State) -> State:

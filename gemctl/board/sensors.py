@@ -592,6 +592,7 @@ class Sensors:
         self._found: list[_Zone | _Chip] = []
         self._had = False  # a zone or chip was there once: without it nothing is well
         self._family: int | None = None  # the place in FAMILIES of what is used
+        self._better = False  # one of a family before it is there, and gave no value
         self._used: list[_Soc] = []
         self._soc: list[Reading] = []
         self._soc_at: float | None = None
@@ -607,8 +608,10 @@ class Sensors:
         self._had = self._had or bool(self._found)
         if not self._wanted:
             self._family = _choose(self._found, self._family)
-            places = () if self._family is None else (self._family,)
-            self._used = [sensor for sensor in self._found if _place(sensor) in places]
+            places = [(sensor, _place(sensor)) for sensor in self._found]
+            known = [(sensor, place) for sensor, place in places if place is not None]
+            self._used = [sensor for sensor, place in known if place == self._family]
+            self._better = any(place < (self._family or 0) for _, place in known)
             return
         zones = [sensor for sensor in self._found if isinstance(sensor, _Zone)]
         kinds = tuple(sorted({zone.kind for zone in zones}))
@@ -660,16 +663,11 @@ class Sensors:
 
     def _read_soc(self, now: float) -> None:
         self._soc = self._soc_readings(now)
-        lost = all(r.reason for r in self._soc) or self._better()
-        if lost and now - self._scanned_at >= RESCAN_S:
+        wanting = self._better or all(r.reason for r in self._soc)
+        if wanting and now - self._scanned_at >= RESCAN_S:
             self.scan(now)
             self._soc = self._soc_readings(now)
         self._soc_at = now
-
-    def _better(self) -> bool:
-        """Is there a sensor that would be preferred, had it given a value when it was looked?"""
-        places = [_place(sensor) for sensor in self._found] if not self._wanted else []
-        return any(p is not None and p < (self._family or 0) for p in places)
 
     def _soc_readings(self, now: float) -> list[Reading]:
         if not self._used:

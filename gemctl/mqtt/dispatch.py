@@ -210,9 +210,7 @@ class Dispatcher:
                 self.note(error.reason)
             body = {"error": error.as_dict()}
         except asyncio.CancelledError:
-            body = _error(
-                "cancelled", f"{command.method}: cancelled; send it again if it is wanted"
-            )
+            body = _cancelled(command)
         except Exception as error:
             body = _fault(error)
         self._finish(command, entry, body)

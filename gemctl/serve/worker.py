@@ -255,15 +255,19 @@ class Worker:
         assert self._channel is not None
         assert self._pulse is not None
         while not self.ended.is_set():
-            now, pulse = self.clock(), self._pulse
-            moved = now if self._testing else pulse.moved  # tests are steps that nobody counts
-            if min(pulse.answered, moved) < now - self.config.hang_s:
+            if self._silent_s(self._pulse) > self.config.hang_s:
                 self.hung = True
                 self.kill()
                 return
             with contextlib.suppress(ApiError):
-                self._channel.send("ping", n=int(now * 1000))
+                self._channel.send("ping", n=int(self.clock() * 1000))
             await asyncio.sleep(self.config.heartbeat_s)
+
+    def _silent_s(self, pulse: Pulse) -> float:
+        """Seconds without an answer, or without a step of its work."""
+        now = self.clock()
+        moved = now if self._testing else pulse.moved  # tests are steps that nobody counts
+        return now - min(pulse.answered, moved)
 
     @property
     def lost(self) -> bool:
@@ -271,10 +275,7 @@ class Worker:
         the kernel cannot end the process."""
         if self._pulse is None or self._process is None or self.ended.is_set():
             return False
-        least = min(self._pulse.answered, self._pulse.moved)
-        if self._testing:
-            least = self._pulse.answered
-        return least < self.clock() - self.config.hang_s - LOST_S
+        return self._silent_s(self._pulse) > self.config.hang_s + LOST_S
 
     @property
     def alive(self) -> bool:

@@ -83,10 +83,11 @@ def _draw(client: Client, width: int) -> str:
 
 def _lines(session: Session, client: Client, interval: float, once: bool) -> None:
     """An object a line, for programs."""
-    session.show(_ask(client), str)
-    while not once:
-        time.sleep(interval)
+    while True:
         session.show(_ask(client), str)
+        if once:
+            return
+        time.sleep(interval)
 
 
 def run(session: Session, interval: float, once: bool) -> None:
