@@ -24,18 +24,17 @@ from gemmake.load.source import display
 from gemmake.model import Model
 from gemmake.options import (
     MAX_CONTEXT,
-    MAX_RESERVE,
     CompileOptions,
     Effort,
     KvType,
     Quantization,
+    check_share,
 )
-from gemmake.passes import layout, predict
+from gemmake.passes import predict
 from gemmake.passes.budget import Memory, Remedy
 from gemmake.state import State
 from gemmake.tokencheck import SECONDS, Finding, check_text
 
-CONTEXT_STEP = 128  # tokens that a context is rounded up to
 LEAST_INPUT = 16  # tokens; a shorter input is no remedy
 SUFFIXES = (".gguf", ".safetensors", ".pt", ".pth")
 
@@ -93,14 +92,7 @@ class Wish:
                     f"{option}: {value} {unit} is out of range; use a number above 0, at most "
                     f"{MAX_CONTEXT}"
                 )
-        if self.leave_free is not None and not 0 <= self.leave_free <= MAX_RESERVE:
-            raise UsageError(
-                f"--leave-free: {self.leave_free} MiB is out of range; use 0 to {MAX_RESERVE}"
-            )
-        if self.ram_fraction is not None and not 0.01 <= self.ram_fraction <= 1:
-            raise UsageError(
-                f"--ram-fraction: {self.ram_fraction} of the memory is out of range; use 0.01 to 1"
-            )
+        check_share("--leave-free", self.leave_free, self.ram_fraction)
         if self.context > MAX_CONTEXT:
             raise UsageError(
                 f"--longest-input: with the answer {self.context} tokens; use {MAX_CONTEXT} at most"
@@ -109,7 +101,8 @@ class Wish:
     @property
     def context(self) -> int:
         """Tokens of a context that holds input and answer."""
-        return -(-(self.longest_input + self.answer) // CONTEXT_STEP) * CONTEXT_STEP
+        step = planning.CONTEXT_STEP
+        return -(-(self.longest_input + self.answer) // step) * step
 
 
 @dataclass(frozen=True)
@@ -151,23 +144,64 @@ class Advice:
 def advise(names: Sequence[str], wish: Wish) -> Advice:
     """Look at every candidate. Raises GemError for a board or an option that is wrong; a candidate
     that cannot be read is a row that says so."""
-    hdf = board(wish)
+    hdf = _described(wish)
     mode = hdf.mode(wish.power_mode)
     empty = Advice(wish, hdf, mode, hdf.budget_bytes())
-    return replace(empty, rows=tuple(_row(one, empty) for one in list(candidates(names))))
+    looked = list(candidates(names))
+    if hdf.memory is not None and not empty.granted:
+        raise _nothing_left(hdf, _lets_in(looked, wish))
+    return replace(empty, rows=tuple(_row(one, empty) for one in looked))
 
 
 def board(wish: Wish) -> Hdf:
     """The target with the budget that is asked for. Raises TargetError, and UsageError where it
     leaves nothing for a model."""
+    hdf = _described(wish)
+    if hdf.memory is not None and hdf.budget_bytes() == 0:
+        raise _nothing_left(hdf)
+    return hdf
+
+
+def _described(wish: Wish) -> Hdf:
     hdf = with_policy(load_hdf(wish.target), wish.leave_free, wish.ram_fraction)
     compilable(hdf)
-    if hdf.memory is not None and hdf.budget_bytes() == 0:
-        raise UsageError(
-            f"--reserve: {hdf.policy.reserve_mib} MiB of the {hdf.memory.visible_mib} MiB that "
-            f"{hdf.id} has; leave less"
-        )
     return hdf
+
+
+def _nothing_left(hdf: Hdf, better: str = "") -> UsageError:
+    """Of a budget of nothing: which option makes it so, and what would do."""
+    policy, visible = hdf.policy, hdf.memory.visible_mib if hdf.memory else 0
+    if policy.reserve_mib < visible:
+        return UsageError(
+            f"--ram-fraction: {policy.ram_fraction:g} of the {visible} MiB that {hdf.id} has is "
+            f"less than 1 MiB; use a larger share{better}"
+        )
+    return UsageError(
+        f"--reserve: {policy.reserve_mib} MiB of the {visible} MiB that {hdf.id} has; "
+        f"leave less{better}"
+    )
+
+
+def _lets_in(looked: Sequence[Candidate], wish: Wish) -> str:
+    """The largest reserve and the smallest share that let the smallest candidate in, if any do."""
+    whole = replace(
+        wish,
+        leave_free=None if wish.leave_free is None else 0,
+        ram_fraction=None if wish.ram_fraction is None else 1.0,
+        check=False,
+    )
+    hdf = _described(whole)
+    empty = Advice(whole, hdf, hdf.mode(wish.power_mode), hdf.budget_bytes())
+    sizes = [(row.most, row.name) for row in (_row(one, empty) for one in looked) if row.most]
+    fitting = [pair for pair in sizes if pair[0] <= empty.granted]
+    if not fitting or hdf.memory is None:
+        return ", or name a smaller model" if sizes else ""
+    most, name = min(fitting)
+    wanted, visible = math.ceil(most / MIB), hdf.memory.visible_mib
+    words = [f"--reserve {visible - wanted}"] if wish.leave_free is not None else []
+    if wish.ram_fraction is not None:
+        words.append(f"--ram-fraction {planning.share_of(wanted, visible):g}")
+    return f": {' '.join(words)} lets {name} in"
 
 
 # ---- candidates ----
@@ -267,7 +301,7 @@ def finest(state: State) -> State:
     """The plan with the finest groups of the KV cache that measuring may choose: the largest."""
     if not state.options.measured_kv:
         return state
-    groups = tuple(min(layout.kv_candidates(layer)) for layer in state.model.spec.layers)
+    groups = planning.finest_groups(state)
     return planning.plan_memory(planning.lay_out(replace(state, kv_groups=groups)))
 
 
@@ -366,13 +400,17 @@ def _memory(largest: State, advice: Advice) -> Verdict:
     """Of a plan that is over the budget."""
     granted, most = advice.granted, planning.memory_of(largest).total
     reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
+    told = planning.remedies(largest)
     fitting = [
         one
-        for one in planning.remedies(largest)
-        if one.total <= granted and one.context - advice.wish.answer >= LEAST_INPUT
+        for one in told
+        if not one.grants
+        and one.over(granted) <= 0
+        and one.context - advice.wish.answer >= LEAST_INPUT
     ]
     if not fitting:
-        return Verdict(Fit.NO, reason, f"a smaller model{_share(advice.hdf, most)}")
+        grown = next((f", or {one.option}" for one in told if one.grants), "")
+        return Verdict(Fit.NO, reason, f"a smaller model{grown or _share(advice.hdf, most)}")
     best = min(fitting, key=lambda one: (one.streams, -min(one.context, advice.wish.context)))
     return Verdict(Fit.NO, reason, _told(best, advice.wish))
 
@@ -390,8 +428,8 @@ def _share(hdf: Hdf, most: int) -> str:
     if hdf.memory is None:
         return ""
     total, wanted = hdf.memory.visible_mib, math.ceil(most / MIB)
-    fraction = math.ceil(100 * wanted / total) / 100
-    fits = with_policy(hdf, None, fraction).budget_bytes() >= most if fraction <= 1 else False
+    fraction = planning.share_of(wanted, total) if wanted <= total else 1.0
+    fits = with_policy(hdf, None, fraction).budget_bytes() >= most
     return f", or --ram-fraction {fraction:g}" if fits else ""
 
 

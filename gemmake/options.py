@@ -104,6 +104,7 @@ MAX_THREADS = 8
 MAX_WORKERS = 64
 MAX_CHUNK = 4096
 MAX_RESERVE = 1 << 20  # MiB
+LEAST_FRACTION = 0.01  # of the memory; also of a description's policy
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,7 @@ class CompileOptions:
         _within("--kv-cache-size", self.context, MIN_CONTEXT, MAX_CONTEXT, "tokens")
         _within("--prefill-chunk", self.chunk, 1, MAX_CHUNK, "tokens")
         _within("--workers", self.workers, 0, MAX_WORKERS, "threads")
-        if self.reserve_mib is not None:
-            _within("--reserve", self.reserve_mib, 0, MAX_RESERVE, "MiB")
-        if self.ram_fraction is not None:
-            _within("--ram-fraction", self.ram_fraction, 0.01, 1, "of the memory")
+        check_share("--reserve", self.reserve_mib, self.ram_fraction)
         if self.profile is Profile.LITE and self.kv_type is KvType.DENSE:
             raise UsageError(
                 "--profile lite: has a KV cache of 8 bits; use --kv-cache-type int8 or "
@@ -278,6 +276,15 @@ class CompileOptions:
             }
         )
 
+    def share(self, but: CompileOptions | None = None) -> str:
+        """The options by which the caller chose the budget; `but`: those that are not alike there.
+        Empty where it is the target's."""
+        named = (("--reserve", self.reserve_mib), ("--ram-fraction", self.ram_fraction))
+        others = (but.reserve_mib, but.ram_fraction) if but is not None else (None, None)
+        pairs = zip(named, others, strict=True)
+        return " ".join(f"{name} {value:g}" for (name, value), other in pairs
+                        if value is not None and value != other)  # fmt: skip
+
     def command(self) -> str:
         """The command of these options, to copy: what is not as usual."""
         usual = asked(self.profile, model=self.model, target=self.target, output=self.output)
@@ -322,6 +329,15 @@ def _word(value: object) -> str:
     if isinstance(value, KvGate):
         return ",".join(f"{name}={number}" for name, number in asdict(value).items())
     return show(str(value.value if isinstance(value, Enum) else value))
+
+
+def check_share(option: str, reserve_mib: int | None, ram_fraction: float | None) -> None:
+    """Refuse a budget of the caller's own that is out of range; `option` sets what is reserved.
+    Raises UsageError."""
+    if reserve_mib is not None:
+        _within(option, reserve_mib, 0, MAX_RESERVE, "MiB")
+    if ram_fraction is not None:
+        _within("--ram-fraction", ram_fraction, LEAST_FRACTION, 1, "of the memory")
 
 
 def _within(option: str, value: float, low: float, high: float, unit: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gemmake import __version__
 from gemmake.emit import Tally
+from gemmake.hdf import MIB, with_policy
 from gemmake.kvmask.budgets import budgets_for
 from gemmake.model import RopeSpec
 from gemmake.options import (
@@ -24,6 +26,7 @@ from gemmake.state import State
 from gemrun.format import assemble, manifest, pins, spec, writer
 
 LEAST_CONTEXT = 128  # tokens; the smallest context that is proposed to fit a budget
+CONTEXT_STEP = 128  # tokens that proposed contexts, and those for an input, are multiples of
 SMALL_CHUNK = 32  # tokens of a prefill step, likewise
 
 ISA = {
@@ -173,7 +176,7 @@ def within_budget(state: State, decided: bool = False) -> State:
         for smaller in _offloaded(state):
             if memory_of(least(smaller)).total <= granted:
                 return smaller
-    check_budget(memory, granted, state.hdf.id, remedies(state))
+    check_budget(memory, granted, state.hdf.id, remedies(state), state.options.share())
     return state
 
 
@@ -221,14 +224,45 @@ def least(state: State) -> State:
 
 
 def remedies(state: State) -> list[Remedy]:
-    """Options that lower the total, the least loss first; each alone, then all together."""
+    """Options that lower the total, the least loss first; each alone, then all together; then a
+    larger share of the memory, where the caller chose it."""
     steps = list(_steps(state))
     found = [_remedy(state, name, changed) for name, changed in steps]
-    everything = _everything(state)
-    if len({name.split()[0] for name, _ in steps}) > 1:
-        names = {name.split()[0]: name for name, _ in steps}  # the smallest context stands last
+    names = {name.split()[0]: name for name, _ in steps}
+    if len(names) > 1:
+        everything = _everything(state)
+        if "--kv-cache-size" in names:
+            names["--kv-cache-size"] = f"--kv-cache-size {everything.context}"
         found.append(_remedy(state, " ".join(names.values()), everything))
-    return found
+    return found + list(_share(state))
+
+
+def _share(state: State) -> Iterator[Remedy]:
+    """The largest reserve and the smallest share of the memory by which it fits as it is, where the
+    caller's own choice of these is what keeps it out."""
+    options, hdf = state.options, state.hdf
+    if hdf.memory is None or not options.share():
+        return
+    total, visible = _total(state, options), hdf.memory.visible_mib
+    wanted = math.ceil(total / MIB)
+    if wanted > visible:
+        return
+    changed = options
+    if options.reserve_mib is not None:
+        changed = replace(changed, reserve_mib=min(options.reserve_mib, visible - wanted))
+    if options.ram_fraction is not None:
+        share = max(options.ram_fraction, share_of(wanted, visible))
+        changed = replace(changed, ram_fraction=share)
+    grants = with_policy(hdf, changed.reserve_mib, changed.ram_fraction).budget_bytes()
+    if grants >= total:
+        name, command = changed.share(options), changed.command()
+        yield Remedy(name, total, command, options.context, grants=grants)
+
+
+def share_of(wanted: int, visible: int) -> float:
+    """The smallest share, in hundredths, of so many MiB that holds what is wanted."""
+    shares = (hundredths / 100 for hundredths in range(1, 101))
+    return next((share for share in shares if math.floor(visible * share) >= wanted), 1.0)
 
 
 def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
@@ -250,10 +284,8 @@ def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:
         yield "--quantization int4", replace(options, quantization=Quantization.INT4)
     if options.profile is Profile.STANDARD:
         yield "--profile lite", _lite(state)
-    context = options.context // 2
-    while context >= _shortest(state):
+    if (context := _longest(state, options)) < options.context:
         yield f"--kv-cache-size {context}", replace(options, context=context)
-        context //= 2
     for level in (Offload.FFN, Offload.ALL):
         if options.offload is not Offload.ALL and options.offload is not level:
             yield f"--offload {level.value}", replace(options, offload=level)
@@ -276,22 +308,43 @@ def _shortest(state: State) -> int:
     return max(LEAST_CONTEXT, len(state.pinned.ids) + 2 if state.pinned else 0)
 
 
+def _longest(state: State, options: CompileOptions) -> int:
+    """The longest context in steps of 128 tokens that fits the budget with these options, else the
+    shortest to propose; that of the options, where it is not longer."""
+    granted = state.hdf.budget_bytes()
+    low = -(-_shortest(state) // CONTEXT_STEP)  # steps, and `high` is known to be too long
+    high = -(-options.context // CONTEXT_STEP) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        context = min(options.context, middle * CONTEXT_STEP)
+        if _total(state, replace(options, context=context)) <= granted:
+            low = middle
+        else:
+            high = middle
+    return min(options.context, low * CONTEXT_STEP)
+
+
 def _everything(state: State) -> CompileOptions:
-    """All steps together: the lite profile, the shortest context, all weights from storage."""
-    options = state.options
-    context = options.context
-    while context // 2 >= _shortest(state):
-        context //= 2
-    return replace(
+    """All steps together: the lite profile, all weights from storage, and of the context what then
+    fits."""
+    options = replace(
         _lite(state),
-        chunk=min(options.chunk, SMALL_CHUNK),
+        chunk=min(state.options.chunk, SMALL_CHUNK),
         quantization=Quantization.INT4,
         offload=Offload.ALL,
-        context=context,
     )
+    return replace(options, context=_longest(state, options))
 
 
 def _total(state: State, options: CompileOptions) -> int:
-    """The total with other options, where KV heads would keep as little as they may. Bytes."""
+    """The total with other options, where KV heads would keep as little as they may, and groups of
+    the cache that are to be measured are the finest. Bytes."""
     changed = replace(state, options=options, keeps=(), value4=(), key4=())
+    if options.measured_kv and not state.kv_groups:
+        changed = replace(changed, kv_groups=finest_groups(changed))
     return memory_of(least(plan_memory(lay_out(changed)))).total
+
+
+def finest_groups(state: State) -> tuple[int, ...]:
+    """The finest groups of the KV cache that measuring may choose: the largest cache."""
+    return tuple(min(layout.kv_candidates(layer)) for layer in state.model.spec.layers)

@@ -40,33 +40,42 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Options that would lower the total, the total that they would lead to (bytes), the whole
-    command with them, the context that it has (tokens), and whether layers are then read from
-    storage for every token."""
+    """Options that would make it fit, the total that they would lead to (bytes), the whole
+    command with them, the context that it has (tokens), whether layers are then read from
+    storage for every token, and what the target then grants, where the options change that."""
 
     option: str
     total: int
     command: str = ""
     context: int = 0
     streams: bool = False
+    grants: int = 0
+
+    def over(self, granted: int) -> int:
+        """Bytes above what is granted; 0 and less: it fits."""
+        return self.total - (self.grants or granted)
 
 
-def check_budget(memory: Memory, granted: int, target: str, remedies: Sequence[Remedy]) -> None:
-    """Refuse a total above what the target grants (bytes).
+def check_budget(
+    memory: Memory, granted: int, target: str, remedies: Sequence[Remedy], own: str = ""
+) -> None:
+    """Refuse a total above what the target grants (bytes). `own`: the options by which the caller
+    chose what that is.
 
     Raises BudgetError with the table of what takes what, what every option would lead to, and the
     command of the first that fits.
     """
     if memory.total <= granted:
         return
-    fitting = [r for r in remedies if r.total <= granted]
+    fitting = [r for r in remedies if r.over(granted) <= 0]
+    chosen = f" with {own}" if own else ""
     lines = [
-        f"{target}: needs {_mib(memory.total)} but the target grants {_mib(granted)}; "
+        f"{target}: needs {_mib(memory.total)} but the target grants {_mib(granted)}{chosen}; "
         + ("use " + fitting[0].option if fitting else "no option makes it fit, use a smaller model")
     ]
     lines += [_row(name, size, memory.total) for name, size in memory.rows()]
     lines += [_row("total", memory.total, memory.total)]
-    lines += [_proposal(r, granted) for r in sorted(remedies, key=lambda r: r.total > granted)]
+    lines += [_proposal(r, granted) for r in sorted(remedies, key=lambda r: r.over(granted) > 0)]
     lines += [f"  {fitting[0].command}"] if fitting and fitting[0].command else []
     raise BudgetError("\n".join(lines))
 
@@ -76,7 +85,7 @@ def _row(name: str, size: int, total: int) -> str:
 
 
 def _proposal(remedy: Remedy, granted: int) -> str:
-    over = remedy.total - granted
+    over = remedy.over(granted)
     verdict = "fits" if over <= 0 else f"{_mib(over)} too much"
     return f"  {_mib(remedy.total)} with {remedy.option}: {verdict}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,36 @@ def test_memory_is_left_to_others_as_a_compile_with_reserve_leaves_it() -> None:
         advise.board(wish(leave_free=7336))
     with pytest.raises(TargetError, match="does not state its memory"):
         advise.board(wish(target="generic-x86-64", leave_free=7000))
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"leave_free": 7336}, r"--reserve: 7336 MiB .*leave less: --reserve (\d+) lets gemma"),
+        (
+            {"leave_free": 9999, "ram_fraction": 0.1},
+            r"--reserve (\d+) --ram-fraction (0\.\d+) lets gemma",
+        ),
+    ],
+)  # fmt: skip
+def test_a_reserve_that_leaves_nothing_is_told_what_would_let_a_model_in(
+    own: dict[str, float], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        advise.advise(["qwen3-4b", "gemma-3-1b"], wish(**own))
+    found = re.search(told, str(caught.value))
+    assert found
+    better = dict(zip(("leave_free", "ram_fraction"), map(float, found.groups()), strict=False))
+    better["leave_free"] = int(better["leave_free"])
+    assert row("gemma-3-1b", **better).fit is Fit.YES
+    assert row("gemma-3-1b", **{**better, "leave_free": better["leave_free"] + 1}).fit is Fit.NO
+
+
+def test_a_reserve_that_is_too_large_is_told_with_one_that_fits() -> None:
+    found = row("gemma-3-1b", leave_free=7300)
+    told, reserve = found.remedies[0].rsplit(" ", 1)
+    assert told == "a smaller model, or --reserve"
+    assert row("gemma-3-1b", leave_free=int(reserve)).fit is Fit.YES
 
 
 def test_qualities_are_the_forms_of_a_compile() -> None:
