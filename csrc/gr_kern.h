@@ -117,19 +117,20 @@ extern const gr_kernels gr_kernels_v, gr_kernels_rvv;
 
 float gr_sqrtf(float x); /* gr_math.c: correctly rounded */
 
-/* ---- encodings ---- */
+/* ---- encodings: by a union, as a freestanding compiler calls a function for each memcpy ---- */
+union gr_word {
+    uint32_t u;
+    float x;
+};
+
 static inline uint32_t gr_bits(float x)
 {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
+    return ((union gr_word){.x = x}).u;
 }
 
 static inline float gr_float(uint32_t u)
 {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
+    return ((union gr_word){.u = u}).x;
 }
 
 /* first ? a : b, by a mask: float arithmetic that only one side needs would become a branch, which

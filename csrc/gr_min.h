@@ -5,6 +5,10 @@
 #include "gr_internal.h"
 #include "gr_kern.h" /* its float functions and structs; no table of kernels is used */
 
+#if defined(__ARM_FEATURE_MVE) && !defined(GR_MIN_PLAIN)
+#define GR_MIN_MVE 1 /* gr_min_mve.h */
+#endif
+
 /* y[t][0..width) = rows of panels first.. times the activations of tokens token.. */
 void gr_min_product(const gr_mat *m, const gr_act *a, uint32_t first, uint32_t token,
                     uint32_t tokens, uint32_t width, float *y, size_t ldy);

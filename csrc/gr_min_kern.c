@@ -1,13 +1,17 @@
 /* gr_min_kern.c: the kernels of a GR_MINIMAL build: NUMERICS.md in plain C, quantised formats only.
  *
  * Nothing here is made fast by hand, and nothing needs to know the processor: the bits are those of
- * every other kernel. */
+ * every other kernel. Only cores with Helium have products of their own, in gr_min_mve.h. */
 #include "gr_min.h"
+#ifdef GR_MIN_MVE
+#include "gr_min_mve.h"
+#endif
 
 enum { PANEL = GB_PANEL, GROUP = GB_GROUP, LANES = 16 };
 
 /* ---- products ---- */
 
+#ifndef GR_MIN_MVE
 /* A group's codes, 4 bits each, of 16 rows: a line has 4 inputs of every row in its low nibbles,
  * and those 16 inputs further in its high ones. */
 static void dots(const uint8_t *codes, const int8_t *x, int32_t d[PANEL])
@@ -20,40 +24,55 @@ static void dots(const uint8_t *codes, const int8_t *x, int32_t d[PANEL])
         }
 }
 
-/* The scale of value i of a superblock; `meta` is what follows its codes. */
-static float scale_of(uint32_t format, const uint8_t *meta, uint32_t i)
+/* D = (16 * high + low - zero * asum) * scale, in place of high. Zeros of none are 128, scales 1. It
+ * is below 2^31 and D below 2^24: the float of it is the product of their floats, rounded once. */
+static void whole(const uint8_t *zeros, const uint8_t *scales, int32_t asum,
+                  const int32_t low[PANEL], int32_t d[PANEL])
 {
-    uint16_t h;
-    if (format == GB_FMT_Q8_ROWS)
-        return 1.0f; /* it has none */
-    if (format == GB_FMT_Q4H || format == GB_FMT_Q8)
-        return (float)meta[i];
-    memcpy(&h, meta + 2 * (size_t)i, sizeof h);
-    return format == GB_FMT_Q4RAW_F16 ? gr_half(h) : gr_bf16(h);
+    for (uint32_t r = 0; r < PANEL; r++)
+        d[r] = (16 * d[r] + low[r] - (zeros ? zeros[r] : 128) * asum) * (scales ? scales[r] : 1);
 }
+#endif
 
 typedef struct block { /* of n groups, at most GB_SUPERBLOCK */
     uint32_t format, group, n; /* the first group */
     const uint8_t *codes, *low; /* low: the second plane, or NULL */
     uint32_t step;              /* bytes from group to group, in both planes */
-    const uint8_t *meta;
+    const uint8_t *meta;        /* scales, and zeros behind them */
 } block;
 
-/* D = 16 * high (+ low) - zero * asum; acc = fmaf(D * scale, sa, acc), groups ascending. */
+/* acc = fmaf(D, sa, acc), where the scales are not integers fmaf(D * scale, sa, acc). */
+static void add_rows(const block *b, uint32_t g, const int32_t d[PANEL], float sa, float acc[PANEL])
+{
+    const uint8_t *scales = b->meta + 2 * (size_t)PANEL * g;
+    uint16_t h;
+    if (b->format != GB_FMT_Q4RAW_F16 && b->format != GB_FMT_Q4RAW_BF16)
+        for (uint32_t r = 0; r < PANEL; r++)
+            acc[r] = gr_fmaf((float)d[r], sa, acc[r]);
+    else
+        for (uint32_t r = 0; r < PANEL; r++, scales += sizeof h) {
+            memcpy(&h, scales, sizeof h);
+            float scale = b->format == GB_FMT_Q4RAW_F16 ? gr_half(h) : gr_bf16(h);
+            acc[r] = gr_fmaf((float)d[r] * scale, sa, acc[r]);
+        }
+}
+
+static const int32_t no_low[PANEL];
+
+/* Groups ascending. */
 static void add_block(const block *b, const gr_act *a, uint32_t token, float acc[PANEL])
 {
+    bool zeros = b->format == GB_FMT_Q4H, scales = zeros || b->format == GB_FMT_Q8;
     for (uint32_t g = 0; g < b->n; g++) {
         size_t at = (size_t)token * a->groups + b->group + g;
-        int32_t high[PANEL], low[PANEL] = {0};
-        dots(b->codes + (size_t)b->step * g, a->codes + at * GROUP, high);
+        const uint8_t *meta = b->meta + (size_t)PANEL * g;
+        int32_t d[PANEL], low[PANEL];
+        dots(b->codes + (size_t)b->step * g, a->codes + at * GROUP, d);
         if (b->low)
             dots(b->low + (size_t)b->step * g, a->codes + at * GROUP, low);
-        for (uint32_t r = 0; r < PANEL; r++) {
-            uint32_t i = PANEL * g + r;
-            int32_t zero = b->format == GB_FMT_Q4H ? b->meta[PANEL * b->n + i] : 128;
-            int32_t d = 16 * high[r] + low[r] - zero * a->asum[at];
-            acc[r] = gr_fmaf((float)d * scale_of(b->format, b->meta, i), a->sa[at], acc[r]);
-        }
+        whole(zeros ? meta + (size_t)PANEL * b->n : NULL, scales ? meta : NULL, a->asum[at],
+              b->low ? low : no_low, d);
+        add_rows(b, g, d, a->sa[at], acc);
     }
 }
 

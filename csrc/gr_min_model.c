@@ -5,6 +5,9 @@
  * values go straight into it and nothing that the step's first token sees is overwritten. Every
  * product is one run of the thread team; all else is done by the caller's thread. */
 #include "gr_min.h"
+#ifdef GR_MIN_MVE
+#include "gr_min_mve.h"
+#endif
 
 enum { ROLES = 27, SCRATCH = 8192 }; /* floats of a thread's scratch on its stack: 32 KB */
 _Static_assert(GB_ROLE_DOWN + 1 == ROLES, "one place a role");
@@ -187,15 +190,22 @@ static void qkv(void *arg, uint32_t thread, uint32_t threads)
 
 /* ---- attention: a unit is one token and heads that fill whole groups of o's input ---- */
 
+#ifndef GR_MIN_MVE
+static int32_t dot_of(const int8_t *a, const int8_t *b, uint32_t n)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += (int32_t)a[i] * b[i];
+    return sum;
+}
+#endif
+
 static float score(codes q, codes k, uint32_t dim, uint32_t group)
 {
     float acc = 0.0f;
-    for (uint32_t i = 0, g = 0; i < dim; i += group, g++) {
-        int32_t dot = 0;
-        for (uint32_t j = i; j < i + group; j++)
-            dot += (int32_t)q.code[j] * k.code[j];
-        acc = gr_fmaf((float)dot, gr_bf16(q.scale[g]) * gr_bf16(k.scale[g]), acc);
-    }
+    for (uint32_t i = 0, g = 0; i < dim; i += group, g++)
+        acc = gr_fmaf((float)dot_of(q.code + i, k.code + i, group),
+                      gr_bf16(q.scale[g]) * gr_bf16(k.scale[g]), acc);
     return acc;
 }
 

@@ -80,6 +80,36 @@ def test_helium_may_be_left_to_others(flags: str, wanted: dict[str, str], tmp_pa
     assert digest.findall(text) == digest.findall(wanted["tiny-int4"])
 
 
+def test_products_by_helium_equal_plain_ones(tmp_path: Path) -> None:
+    """Of random and extreme numbers; artifacts have only some of them."""
+    program = ROOT / "tests" / "bare" / "helium.c"
+    assert "400 rounds equal" in said(
+        "an547", GOLDEN / "tiny-int4.gembin", tmp_path, f"MAIN={program}"
+    )
+
+
+@pytest.mark.parametrize("level", ["-Os", "-O3", "-O2 -DGR_MIN_PLAIN"])
+def test_helium_at_every_level_of_the_compiler(
+    level: str, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    text = said("an547", GOLDEN / "tiny-pinned.gembin", tmp_path, f"CFLAGS={level}")
+    digest = re.compile(r"^digest: .*$", re.M)
+    assert digest.findall(text) == digest.findall(wanted["tiny-pinned"])
+
+
+def test_instructions_are_counted_and_helium_takes_fewer(tmp_path: Path) -> None:
+    """What benchmarks/firmware.py counts: the same numbers each time, as nothing is timed."""
+    more = [f"MAIN={ROOT / 'benchmarks' / 'firmware.c'}", "QEMU_FLAGS=-icount shift=0"]
+    counts = [
+        int(re.findall(r"decode: (\d+)", said("an547", GOLDEN / "tiny-int4.gembin", to, *m))[0])
+        for to, m in (
+            (tmp_path / "plain", [*more, "CFLAGS=-O2 -DMHZ=32 -DGR_MIN_PLAIN"]),
+            (tmp_path / "helium", [*more, "CFLAGS=-O2 -DMHZ=32"]),
+        )
+    ]
+    assert 0 < 2 * counts[1] < counts[0]
+
+
 def test_a_damaged_artifact_is_refused_on_a_board(tmp_path: Path) -> None:
     image = bytearray((GOLDEN / "tiny-int4.gembin").read_bytes())
     image[-5] ^= 1  # in the weights, whose checksum it compares

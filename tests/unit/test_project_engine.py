@@ -19,7 +19,7 @@ ALL_C = sorted(CSRC.glob("*.[ch]"))
 PORTS = sorted(CSRC.glob("gr_port_*.c"))
 SIMD = sorted(p for p in CSRC.glob("gr_kern_*.c") if p.stem != "gr_kern_ref")
 KERNELS = sorted(CSRC.glob("gr_kern_*.c"))  # the plain ones are a processor's like the others
-LANES = sorted(CSRC.glob("gr_lanes_*.h"))
+LANES = [*sorted(CSRC.glob("gr_lanes_*.h")), CSRC / "gr_min_mve.h"]
 CORE = sorted(set(CSRC.glob("gr_*.c")) - set(PORTS) - set(SIMD))
 CORE_HEADERS = sorted(CSRC.glob("gr_*.h"))
 MINIMAL_ONLY = sorted(CSRC.glob("gr_min_*.c"))
@@ -61,7 +61,7 @@ def test_core_includes_no_operating_system(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M):
         simd = path in (*SIMD, *LANES) and re.fullmatch(
-            r"(immintrin|arm_neon|arm_acle|riscv_vector)\.h", name
+            r"(immintrin|arm_neon|arm_acle|arm_mve|riscv_vector)\.h", name
         )
         assert name in INCLUDES or simd, f"{path.name} includes <{name}>; only a port may"
 
