@@ -11,13 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli.h"
 #include "gr_check.h"
 #include "gr_ctx.h"
 
 #define CPU "/sys/devices/system/cpu/"
 #define MIB ((uint64_t)1 << 20)
 
-enum { LINES = 32, SENTENCE = 480, ZONES = 128, POLICIES = 256, TRIPS = 16, CAP_IPC_LOCK = 14,
+enum { LINES = 32, SENTENCE = 8192, ZONES = 128, POLICIES = 256, TRIPS = 16, CAP_IPC_LOCK = 14,
        TRIP_LEAST_C = 40, NEAR_C = 10 };
 
 typedef enum level { LEVEL_OK, LEVEL_UNKNOWN, LEVEL_WARN, LEVEL_BAD } level;
@@ -91,7 +92,7 @@ static void check_artifact(doctor *d)
     d->wants.threads = d->config->threads ? d->config->threads : d->wants.threads;
     if (d->has_artifact) {
         say(d, LEVEL_OK, "artifact", "%s for %s, %u thread%s, %.1f MiB", d->wants.model,
-            d->wants.target, d->wants.threads, d->wants.threads == 1 ? "" : "s",
+            d->wants.target, d->wants.threads, cli_s(d->wants.threads),
             mib(d->wants.total));
     } else {
         say(d, LEVEL_BAD, "artifact", "%s", gemrun_last_error());
@@ -175,6 +176,11 @@ static void check_bsp(doctor *d)
 
 /* ---- cores ---- */
 
+static const char *is_are(uint32_t count)
+{
+    return count == 1 ? "is" : "are";
+}
+
 static void check_cores(doctor *d)
 {
     char online[DOCTOR_FILE], present[DOCTOR_FILE];
@@ -189,13 +195,14 @@ static void check_cores(doctor *d)
     all = all < on ? on : all;
     unsigned first = off ? (unsigned)__builtin_ctzll(off) : 0;
     if (on < all && (wanted == 0 || on < wanted)) {
-        say(d, LEVEL_WARN, "cores", "%u of %u are online (%s); echo 1 > " CPU "cpu%u/online, or on "
-            "a Jetson choose a power mode with more: nvpmodel -q", on, all, online, first);
+        say(d, LEVEL_WARN, "cores", "%u of %u %s online (%s); echo 1 > " CPU "cpu%u/online, or on "
+            "a Jetson choose a power mode with more: nvpmodel -q", on, all, is_are(on), online,
+            first);
     } else if (on < threads) {
-        say(d, LEVEL_WARN, "cores", "%u are online and the artifact is planned for %u threads; "
-            "compile it with --run-threads %u", on, threads, on);
+        say(d, LEVEL_WARN, "cores", "%u %s online and the artifact is planned for %u threads; "
+            "compile it with --run-threads %u", on, is_are(on), threads, on);
     } else {
-        say(d, LEVEL_OK, "cores", "%u of %u are online", on, all);
+        say(d, LEVEL_OK, "cores", "%u of %u %s online", on, all, is_are(on));
     }
 }
 
@@ -214,12 +221,12 @@ static void check_isolated(doctor *d)
         say(d, LEVEL_OK, "isolated", "none; where tokens must come steadily beside other programs, "
             "isolcpus=N on the kernel's command line and --affinity keep cores for the engine");
     } else if (on > 0 && left < threads) {
-        say(d, LEVEL_WARN, "isolated", "cores %s, which leaves %u for the %u threads planned; give "
-            "the engine the isolated ones with --affinity 0x%llx", list, left, threads,
-            (unsigned long long)mask);
+        say(d, LEVEL_WARN, "isolated", "core%s %s, which leaves %u for the %u thread%s planned; "
+            "give the engine the isolated ones with --affinity 0x%llx", cli_s(apart), list, left,
+            threads, cli_s(threads), (unsigned long long)mask);
     } else {
-        say(d, LEVEL_OK, "isolated", "cores %s: only --affinity 0x%llx uses them", list,
-            (unsigned long long)mask);
+        say(d, LEVEL_OK, "isolated", "core%s %s: only --affinity 0x%llx uses %s", cli_s(apart),
+            list, (unsigned long long)mask, apart == 1 ? "it" : "them");
     }
 }
 
@@ -580,10 +587,10 @@ static void check_digests(doctor *d)
         say(d, LEVEL_UNKNOWN, "digests", "not compared: memory is short");
         return;
     }
-    int32_t n = gemrun_open(&ctx, d->path, d->config) == GEMRUN_OK ? gemrun_run_tests(ctx) : -1;
+    int32_t n = cli_open(&ctx, d->path, d->config) == GEMRUN_OK ? gemrun_run_tests(ctx) : -1;
     if (n >= 0 && gemrun_get_info(ctx, &f) == GEMRUN_OK) {
-        say(d, LEVEL_OK, "digests", "%d test vectors give the stored logits, bit for bit, with "
-            "kernel %s", n, f.kernel);
+        say(d, LEVEL_OK, "digests", "%d test vector%s the stored logits, bit for bit, with "
+            "kernel %s", n, n == 1 ? " gives" : "s give", f.kernel);
     } else {
         say(d, LEVEL_BAD, "digests", "%s", gemrun_last_error());
     }
@@ -605,10 +612,10 @@ static void print_text(const doctor *d)
 {
     for (uint32_t i = 0; i < d->count; i++) {
         const line *l = &d->lines[i];
-        printf("%-8s%-12s%s\n", level_names[l->level], l->name, l->text);
+        cli_print(stdout, "%-8s%-12s%s\n", level_names[l->level], l->name, l->text);
     }
     uint32_t warnings = count_of(d, LEVEL_WARN);
-    printf("%u checks, %u warning%s, %u bad\n", d->count, warnings, warnings == 1 ? "" : "s",
+    printf("%u checks, %u warning%s, %u bad\n", d->count, warnings, cli_s(warnings),
            count_of(d, LEVEL_BAD));
 }
 

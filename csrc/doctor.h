@@ -26,7 +26,7 @@ typedef struct doctor_wants {
     char mode[DOCTOR_WORD]; /* its default power mode */
     char compatible[DOCTOR_NAMES][DOCTOR_WORD];
     uint32_t compatible_count, threads, cores;
-    uint64_t total, lockable; /* bytes for the planned threads; of them without stacks */
+    uint64_t total, lockable; /* bytes for the planned threads; of them what lock_memory keeps */
     double cpu_mhz, mem_mtps, passive_c, threshold_c;
 } doctor_wants;
 

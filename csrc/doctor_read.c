@@ -13,6 +13,7 @@
 #include "gr_ctx.h"
 #include "gs_json.h"
 #include "gs_section.h"
+#include "gs_stream.h"
 
 /* ---- files ---- */
 
@@ -122,26 +123,25 @@ static void take_description(const gs_json *j, doctor_wants *w)
             copy(w->compatible[w->compatible_count++], v->text, v->size);
         }
     }
-    for (uint32_t i = 0; i < j->count; i++) {
-        const gs_value *v = &j->values[i];
-        if (v->key && v->kind == GS_STRING && strcmp(v->key, "bsp_version") == 0) {
-            copy(w->bsp, v->text, v->size);
-        }
+    const gs_value *bsp = gs_get(j, all, "bsp_version");
+    if (bsp) {
+        copy(w->bsp, bsp->text, bsp->size);
     }
     take_mode(j, gs_get(j, all, "power_mode"), w);
     w->passive_c = real_of(j, gs_get(j, all, "thermal"), "hw_passive_c");
 }
 
-static void read_description(const gr_view *v, doctor_wants *w)
+static gemrun_status read_description(const gr_view *v, const char *path, doctor_wants *w)
 {
-    size_t size = 0;
-    char *text = gs_description(v, &size);
-    gs_json *json = text ? malloc(sizeof *json) : NULL;
-    if (json && gs_parse(json, text, size) && json->values[0].kind == GS_OBJECT) {
+    char *text = NULL;
+    gs_json *json = malloc(sizeof *json);
+    gemrun_status st = json ? gs_description(v, path, json, &text) : GEMRUN_OK;
+    if (json && st == GEMRUN_OK && json->count > 0) {
         take_description(json, w);
     }
-    free(json);
     free(text);
+    free(json);
+    return st;
 }
 
 bool doctor_read_artifact(const char *path, doctor_wants *out)
@@ -158,17 +158,16 @@ bool doctor_read_artifact(const char *path, doctor_wants *out)
         tables = size < SIZE_MAX ? aligned_alloc(64, (size_t)size) : NULL;
         st = gr_open_view(v, image.address, image.bytes, tables, tables ? size : 0, false, &e);
     }
+    st = st == GEMRUN_OK ? gs_check_cold(v, path) : gr_report(&e, path);
+    st = st == GEMRUN_OK ? read_description(v, path, out) : st;
     if (st == GEMRUN_OK) {
         const gb_header *h = &v->header;
         copy(out->model, (const char *)v->conf.name, strnlen((const char *)v->conf.name, 64));
         copy(out->target, (const char *)h->target, strnlen((const char *)h->target, 16));
         out->threads = v->conf.threads;
         out->total = h->ram_total;
-        out->lockable = h->ram_total - h->ram_stacks;
+        out->lockable = gs_lockable(v);
         out->threshold_c = (double)v->thermal.threshold_c;
-        read_description(v, out);
-    } else {
-        gr_report(&e, path);
     }
     free(tables);
     free(v);

@@ -107,6 +107,9 @@ GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
  * advice, answers are the same and the page cache keeps what it has room for. Nothing to do for
  * other artifacts. Handles and the gemrun command call it themselves, unless memory is ignored. */
 GEMRUN_API gemrun_status gemrun_stream(gemrun_context_t *ctx);
+/* Bytes that lock_memory is to keep: what gemrun_stats.locked_bytes comes to where all of it could
+ * be locked. Weights that pass through are not among them. */
+GEMRUN_API uint64_t gemrun_lockable(const gemrun_context_t *ctx);
 
 #ifdef __cplusplus
 }

@@ -56,6 +56,7 @@ typedef struct gr_view {
     uint32_t layer_count, tensor_count, segment_count, plan_count, unit_count;
     const uint8_t *image; /* start of the mapped file: tensor offsets count from here */
     uint64_t image_size;
+    const gb_section *whot;   /* copied, too */
     const gb_rope *ropes;     /* copied; their offsets count from rope_base, in the image */
     const uint8_t *rope_base;
     const uint8_t *tests;     /* gb_test records in the image, a stride apart */
@@ -78,6 +79,7 @@ enum { GR_TABLES_FIXED = 12 << 10 }; /* section table, CONF, THRM, ROPE records,
  * than gr_open_tables_size says, the first copy without room fails. */
 gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void *tables,
                            uint64_t tables_size, bool check_weights, gr_error *e);
+gemrun_status gr_check_weights(const gr_view *v, gr_error *e); /* the CRC of WHOT */
 
 /* ---- sizes (rule C: recomputed, must equal what the file says); gr_size.c ---- */
 uint64_t gr_tensor_size(const gb_tensor *t, const gb_segment *segments); /* 0: not valid */

@@ -240,6 +240,7 @@ static bool open_table(reader *r)
     uint32_t crc = gr_crc32(0, copy, (size_t)size);
     bool ok = equal(r, GEMRUN_E_TABLE_CRC, 0, v->header.table_crc32, crc) && check_entries(r) &&
               check_presence(r);
+    r->v->whot = find(r, GB_SEC_WHOT);
     for (uint32_t i = 0; ok && i < r->count; i++)
         ok = copy[i].type == GB_SEC_WHOT || check_crc(r, GEMRUN_E_SECTION_CRC, copy + i);
     return ok;
@@ -583,7 +584,7 @@ static bool open_tensors(reader *r)
 {
     gr_view *v = r->v;
     const gb_conf *c = &v->conf;
-    const gb_section *s = find(r, GB_SEC_WHOT);
+    const gb_section *s = v->whot;
     v->tensors = copy_records(r, GB_SEC_TENS, GEMRUN_E_TENS, sizeof(gb_tensor), 1, GB_MAX_TENSORS);
     if (!v->tensors)
         return false;
@@ -802,7 +803,7 @@ static bool check_totals(reader *r)
         arena = gr_max(arena, v->plans[i].offset + v->plans[i].size);
     for (uint32_t i = 0; i < v->layer_count; i++)
         kv = gr_add(kv, v->layers[i].kv_size);
-    const gb_section *whot = find(r, GB_SEC_WHOT);
+    const gb_section *whot = v->whot;
     uint64_t weights = gr_align(whot->size, page);
     uint64_t file = gr_align(v->image_size, page);
     const uint64_t want[] = {gr_align(whot->mem_size, page), gr_align(arena, page),
@@ -818,6 +819,12 @@ static bool check_totals(reader *r)
     const range table[] = {{h->ram_total, total, total},
                            {h->kv_layout_id, layout_id(v), layout_id(v)}};
     return WITHIN(r, GEMRUN_E_RAM, NO_RECORD, table);
+}
+
+gemrun_status gr_check_weights(const gr_view *v, gr_error *e)
+{
+    reader r = {.v = (gr_view *)(uintptr_t)v, .e = e};
+    return check_crc(&r, GEMRUN_E_WEIGHTS_CRC, v->whot) ? GEMRUN_OK : e->code;
 }
 
 gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void *tables,
@@ -841,6 +848,6 @@ gemrun_status gr_open_view(gr_view *v, const uint8_t *image, uint64_t size, void
     for (size_t i = 0; ok && i < sizeof steps / sizeof steps[0]; i++)
         ok = steps[i](&r);
     if (ok && check_weights)
-        ok = check_crc(&r, GEMRUN_E_WEIGHTS_CRC, find(&r, GB_SEC_WHOT));
+        return gr_check_weights(v, e);
     return ok ? GEMRUN_OK : e->code;
 }

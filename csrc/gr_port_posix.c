@@ -146,7 +146,7 @@ const char *gr_port_reason(uint64_t found)
 
 char *gr_port_text(size_t *out_capacity)
 {
-    static _Thread_local char text[768];
+    static _Thread_local char text[8192]; /* a path of 4096 bytes is half of it */
     *out_capacity = sizeof text;
     return text;
 }
@@ -157,7 +157,7 @@ enum { PATH_SIZE = 768, FILE_SIZE = 8192 };
 
 static bool read_text(const char *path, char *out, size_t capacity)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a pipe is read empty */
     if (fd < 0) {
         return false;
     }

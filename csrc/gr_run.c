@@ -277,6 +277,8 @@ int32_t gr_run_tests(gemrun_context_t *ctx, gemrun_step_fn on_step, void *user)
             passed += same;
         }
     }
+    if (st <= GEMRUN_E_TEST_FAILED && gr_check_weights(v, &ctx->e.err) != GEMRUN_OK)
+        st = GEMRUN_E_WEIGHTS_CRC; /* the file is damaged, not the machine */
     ctx->e.allowed = 0;
     gr_reset(ctx);
     gr_unpin(ctx);

@@ -103,14 +103,20 @@ static void put_number(writer *w, uint64_t value, uint64_t base)
     put(w, digits + n, sizeof digits - n);
 }
 
+/* `unit` in the singular. */
+static void put_count(writer *w, uint64_t value, uint64_t base, const char *unit)
+{
+    put_number(w, value, base);
+    put_text(w, unit);
+    put_text(w, *unit && value != 1 ? "s" : "");
+}
+
 static void put_pair(writer *w, const gr_error *e, uint64_t base, const char *unit)
 {
     put_text(w, "wanted ");
-    put_number(w, e->wanted, base);
-    put_text(w, unit);
+    put_count(w, e->wanted, base, unit);
     put_text(w, ", found ");
-    put_number(w, e->found, base);
-    put_text(w, unit);
+    put_count(w, e->found, base, unit);
 }
 
 /* Three decimals are enough to tell a wrong setting. */
@@ -173,8 +179,7 @@ static void put_plan(writer *w, const gr_error *e)
     put_text(w, ", total ");
     put_number(w, total, 10);
     put_text(w, " with ");
-    put_number(w, e->threads, 10);
-    put_text(w, " threads");
+    put_count(w, e->threads, 10, " thread");
 }
 
 static void put_kernels(writer *w)
@@ -201,14 +206,14 @@ static void put_figures(writer *w, detail figures, const gr_error *e)
     put_text(w, " (");
     switch (figures) {
     case BYTES:
-        put_pair(w, e, 10, " bytes");
+        put_pair(w, e, 10, " byte");
         if (e->threads > 0)
             put_plan(w, e);
         break;
     case KERNELS: put_kernels(w); break;
     case TOKENS:
-        put_number(w, e->wanted, 10);
-        put_text(w, " tokens, room for ");
+        put_count(w, e->wanted, 10, " token");
+        put_text(w, ", room for ");
         put_number(w, e->found, 10);
         break;
     case HEX:     put_pair(w, e, 16, ""); break;
@@ -264,6 +269,18 @@ static void put_remedy(writer *w, const gr_error *e, const char *remedy)
     put_number(w, e->record, 10);
 }
 
+/* Of a name without end its beginning and its end. */
+static void put_object(writer *w, const char *object)
+{
+    size_t size = strlen(object), part = w->capacity / 4;
+    if (size > 2 * part) {
+        put(w, object, part);
+        put(w, "...", 3);
+        object += size - part;
+    }
+    put_text(w, object);
+}
+
 void gr_explain(const gr_error *e, const char *object, char *out, size_t capacity)
 {
     writer w = {out, 0, capacity};
@@ -273,7 +290,7 @@ void gr_explain(const gr_error *e, const char *object, char *out, size_t capacit
     while (*remedy != ';' && *remedy != 0)
         remedy++;
     out[0] = 0;
-    put_text(&w, object);
+    put_object(&w, object);
     put_text(&w, ": ");
     if (figures == FIELD && e->what > GR_F_NONE && e->what < GR_F_COUNT) {
         put_field(&w, e);

@@ -50,7 +50,7 @@ typedef enum detail { /* which figures of the error say something */
     X(GEMRUN_OK, PLAIN, "no error; go on") \
     X(GEMRUN_E_ARGUMENT, FIELD, "an argument is null or out of range; see gemrun.h") \
     X(GEMRUN_E_BUSY, PLAIN, \
-      "another thread is inside this context; wait for it, or open a second context") \
+      "another thread is inside this context; wait for it, or open another") \
     X(GEMRUN_E_PROMPT, TOKENS, \
       "the prompt is longer than the context; shorten it, or compile with a larger " \
       "--kv-cache-size") \
@@ -80,7 +80,7 @@ typedef enum detail { /* which figures of the error say something */
     X(GEMRUN_E_HEADER, NUMBERS, "a header field has an impossible value; rebuild the file") \
     X(GEMRUN_E_SIZE, BYTES, "the file is cut short or too long; copy it again") \
     X(GEMRUN_E_FEATURE, HEX, \
-      "it needs features that this engine does not know; use a newer gemrun") \
+      "it needs features that this engine lacks; use a newer gemrun") \
     X(GEMRUN_E_ABI, NUMBERS, "it needs a newer engine; use a newer gemrun") \
     X(GEMRUN_E_TABLE_CRC, HEX, "the section table's checksum disagrees; copy the file again") \
     X(GEMRUN_E_TABLE, SECTION, "the section table is out of order; rebuild the file") \
@@ -113,7 +113,8 @@ typedef enum detail { /* which figures of the error say something */
       "the system refused memory or a thread; free memory, raise its limits") \
     X(GEMRUN_E_BOARD, PLAIN, "built for another board; rebuild with the right --target") \
     X(GEMRUN_E_TEST_FAILED, NUMBERS, \
-      "a stored test vector gave another answer; do not use this machine or build, and report it") \
+      "a stored test vector gave another answer, from whole weights; do not use this " \
+      "machine or build, and report it") \
     X(GEMRUN_E_NONFINITE, FOUND, \
       "the model produced NaN or infinity; check the weights with --check-weights")
 

@@ -29,11 +29,13 @@ static size_t read_tree(const char *root, char *out)
 {
     char path[PATH];
     int n = snprintf(path, sizeof path, "%s/proc/device-tree/compatible", root);
-    FILE *f = n > 0 && (size_t)n < sizeof path ? fopen(path, "rb") : NULL;
+    FILE *f = n > 0 && (size_t)n < sizeof path ? gs_open_regular(path) : NULL;
     size_t size = f ? fread(out, 1, TREE - 2, f) : 0;
     if (f)
         fclose(f);
     out[size] = out[size + 1] = 0;
+    for (size_t i = 0; i < size; i++) /* they go into messages; no board is known by such a name */
+        out[i] = out[i] == 0 || (out[i] >= ' ' && out[i] <= '~') ? out[i] : '?';
     return size;
 }
 
@@ -114,23 +116,35 @@ static int32_t judge(const gemrun_context_t *ctx, const char *object, fit fits, 
 int32_t gemrun_check_board(const gemrun_context_t *ctx, const char *object, const char *root)
 {
     char tree[TREE];
-    size_t size = 0;
     fit fits = UNKNOWN; /* of a description too large to look through as well */
     if (!ctx || !object)
         return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_check_board",
                          "a null pointer; give an open context and its name");
-    if (is_generic(ctx))
-        return 0;
     read_tree(root_of(root), tree);
     const char *here = *tree ? tree : "a machine without a device tree";
-    char *text = gs_description(&ctx->e.v, &size);
+    char *text = NULL;
     gs_json *j = malloc(sizeof *j);
-    if (text && j && gs_parse(j, text, size))
+    int32_t found = j ? (int32_t)gs_description(&ctx->e.v, object, j, &text) : 0;
+    if (j && found == GEMRUN_OK && j->count > 0)
         fits = compare(j, tree, ctx->e.v.header.isa, &here);
-    int32_t found = judge(ctx, object, fits, here);
-    free(j);
+    if (found == GEMRUN_OK && !is_generic(ctx))
+        found = judge(ctx, object, fits, here);
     free(text);
+    free(j);
     return found;
+}
+
+size_t gemrun_bsp_version(const gemrun_context_t *ctx, char *out, size_t capacity)
+{
+    char *text = NULL;
+    gs_json *j = ctx && out && capacity > 0 ? malloc(sizeof *j) : NULL;
+    bool read = j && gs_description(&ctx->e.v, "model", j, &text) == GEMRUN_OK && j->count > 0;
+    const gs_value *v = read ? gs_get(j, j->values, "bsp_version") : NULL;
+    if (out && capacity > 0)
+        snprintf(out, capacity, "%s", v ? v->text : "");
+    free(text);
+    free(j);
+    return out && capacity > 0 ? strlen(out) : 0;
 }
 
 /* ---- memory ---- */
@@ -140,7 +154,7 @@ static uint64_t available(const char *root)
     char path[PATH], line[LINE];
     unsigned long long kb = 0;
     int n = snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    FILE *f = n > 0 && (size_t)n < sizeof path ? fopen(path, "r") : NULL;
+    FILE *f = n > 0 && (size_t)n < sizeof path ? gs_open_regular(path) : NULL;
     bool found = false;
     while (f && !found && fgets(line, sizeof line, f))
         found = sscanf(line, "MemAvailable: %llu kB", &kb) == 1;
@@ -153,7 +167,7 @@ static uint64_t available(const char *root)
 static uint64_t declared(const char *path)
 {
     gb_header h;
-    FILE *f = path ? fopen(path, "rb") : NULL;
+    FILE *f = path ? gs_open_regular(path) : NULL;
     bool read = f && fread(&h, 1, sizeof h, f) == sizeof h;
     if (f)
         fclose(f);

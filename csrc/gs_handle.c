@@ -322,8 +322,7 @@ static gemrun_status take_facts(gs_model *m)
                     .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
                     .ram_kv = s.ram_kv, .locked = s.locked_bytes,
                     .request = gemrun_request_default(m->ctx)};
-    uint64_t lockable = s.ram_total - s.ram_stacks - s.locked_bytes;
-    f->unlocked = lockable < 4096 ? 0 : lockable; /* the file's last page is not whole */
+    f->unlocked = gemrun_lockable(m->ctx) - s.locked_bytes;
     snprintf(f->name, sizeof f->name, "%s", i.name);
     snprintf(f->family, sizeof f->family, "%s", i.family);
     snprintf(f->target, sizeof f->target, "%s", i.target);
@@ -352,9 +351,9 @@ static gs_model *open_model(gemrun_handle_t *h, const char *path, bool check_wei
     }
     *st = *st == GEMRUN_OK && !c.ignore_memory ? gemrun_stream(m->ctx) : *st;
     *st = *st == GEMRUN_OK ? take_facts(m) : *st;
-    bool ours = *st != GEMRUN_OK || c.allow_foreign_board ||
-                gemrun_check_board(m->ctx, path, NULL) >= 0;
-    *st = ours ? *st : GEMRUN_E_BOARD;
+    bool ask = *st == GEMRUN_OK && !c.allow_foreign_board;
+    int32_t found = ask ? gemrun_check_board(m->ctx, path, NULL) : 0;
+    *st = found < 0 ? (gemrun_status)found : *st;
     if (*st == GEMRUN_OK)
         return m;
     free_model(m);

@@ -16,11 +16,15 @@
 #include "gr_model.h"
 #include "gs_handle.h"
 #include "gs_section.h"
+#include "gs_stream.h"
 
 enum {
     PAGEOUT = 21,       /* MADV_PAGEOUT, which older headers lack; Linux 5.4 */
     PIECE = 128 << 10,  /* bytes that a system reads ahead on request, at least */
     SLICE = 128,        /* units of the head that are read ahead by a thread */
+    ROWS = 128,         /* of a head that are computed one by one */
+    AROUND = 65536,     /* bytes that a system maps around a page */
+    PAGE = 4096,        /* of the format, whatever the system's */
     QKV = 1 << GB_ROLE_Q | 1 << GB_ROLE_K | 1 << GB_ROLE_V,
     O = 1 << GB_ROLE_O, GATE_UP = 1 << GB_ROLE_GATE_UP, DOWN = 1 << GB_ROLE_DOWN
 };
@@ -64,6 +68,76 @@ static bool plane_at(const gr_view *v, const colds *c, uint64_t i, plane *out)
     if (r.by == GB_COLD_ROWS)
         return table && out->size > 0;
     return r.plane == 0 && t->role != GB_ROLE_EMBED;
+}
+
+/* ---- what stays ---- */
+
+enum { AT_QKV, AT_O, AT_GATE_UP, AT_DOWN, STEPS };
+
+static uint32_t step_of(uint32_t role)
+{
+    uint32_t bit = 1u << role;
+    return bit & QKV ? AT_QKV : bit & O ? AT_O : bit & GATE_UP ? AT_GATE_UP : AT_DOWN;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Of a plane's whole pages those that are not there at once. */
+static uint64_t away(const gb_conf *c, const plane *p)
+{
+    bool head = p->t->role == GB_ROLE_HEAD;
+    uint64_t from = gr_align(p->offset, PAGE), to = (p->offset + p->size) / PAGE * PAGE;
+    uint64_t pages = to > from ? to - from : 0, rows = c->chunk + (head ? (uint64_t)ROWS : 0);
+    uint64_t held = p->by == GB_COLD_ROWS ? rows * (AROUND + p->panel) : 0;
+    held += head ? (uint64_t)4 * SLICE * p->panel * c->threads : 0;
+    return pages - least(pages, held);
+}
+
+/* The streamed matrices of layers that are there at once (4.6). */
+static uint64_t window_of(uint64_t of[][STEPS], uint32_t layers)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < layers; i++) {
+        const uint64_t *now = of[i], *next = of[(i + 1) % layers];
+        most = gr_max(most, now[AT_O] + now[AT_GATE_UP] + now[AT_DOWN]);
+        most = gr_max(most, now[AT_DOWN] + next[AT_QKV] + next[AT_GATE_UP]);
+    }
+    return most;
+}
+
+/* What of `size` bytes of weights is in memory at once. False: a record that cannot be followed. */
+static bool resident(const gr_view *v, uint64_t size, uint64_t *out)
+{
+    const colds c = find_colds(v);
+    uint64_t of[GB_MAX_LAYERS][STEPS] = {{0}}, rest = size;
+    plane p, before = {0};
+    for (uint64_t i = 0; i < c.count; i++, before = p) {
+        if (!plane_at(v, &c, i, &p) || (i > 0 && p.index <= before.index))
+            return false;
+        rest -= away(&v->conf, &p);
+        if (p.by == GB_COLD_STREAM && p.t->layer >= 0)
+            of[p.t->layer][step_of(p.t->role)] += p.size;
+    }
+    *out = least(size, rest + window_of(of, v->layer_count));
+    return true;
+}
+
+gemrun_status gs_check_cold(const gr_view *v, const char *object)
+{
+    gb_section s;
+    gr_error e;
+    uint64_t held;
+    if (!gs_section(v, GB_SEC_WHOT, 0, &s) || !resident(v, s.size, &held))
+        return gs_refuse(GEMRUN_E_TABLE, object,
+                         "section COLD names what cannot be cold, or out of order; compile the "
+                         "artifact again");
+    if (s.mem_size == held)
+        return GEMRUN_OK;
+    gr_fail(&e, GEMRUN_E_RAM, GB_SEC_WHOT, held, s.mem_size);
+    return gr_report(&e, object);
 }
 
 /* ---- advice ---- */
@@ -219,14 +293,10 @@ gemrun_status gemrun_stream(gemrun_context_t *ctx)
     const gr_view *v = &ctx->e.v;
     const colds c = find_colds(v);
     uint64_t hot = 0;
-    plane p, before = {0};
-    if (c.count == 0 || !ctx->image.address)
-        return GEMRUN_OK; /* all stays, or it is not our file to advise about */
-    for (uint64_t i = 0; i < c.count; i++, before = p)
-        if (!plane_at(v, &c, i, &p) || (i > 0 && p.index <= before.index))
-            return gs_refuse(GEMRUN_E_TABLE, ctx->name[0] ? ctx->name : "model",
-                             "section COLD names what cannot be cold, or out of order; compile the "
-                             "artifact again");
+    plane p;
+    gemrun_status st = gs_check_cold(v, ctx->name[0] ? ctx->name : "model");
+    if (st != GEMRUN_OK || c.count == 0 || !ctx->image.address)
+        return st; /* all stays, or it is not our file to advise about */
     for (uint64_t i = 0; i < c.count && plane_at(v, &c, i, &p); i++) {
         gr_map m = pages_of(v, p.offset, p.size);
         advise(&m, MADV_NOHUGEPAGE); /* whose pages are read ahead by megabytes */
@@ -243,4 +313,20 @@ gemrun_status gemrun_stream(gemrun_context_t *ctx)
     ctx->e.ahead = ahead;
     each(v, 0, QKV | GATE_UP, fetch);
     return GEMRUN_OK;
+}
+
+uint64_t gs_lockable(const gr_view *v)
+{
+    const gb_header *h = &v->header;
+    const colds c = find_colds(v);
+    uint64_t bytes = v->image_size + h->ram_arena + h->ram_kv + h->ram_engine;
+    plane p;
+    for (uint64_t i = 0; i < c.count && plane_at(v, &c, i, &p); i++)
+        bytes -= pages_of(v, p.offset, p.size).bytes;
+    return bytes;
+}
+
+uint64_t gemrun_lockable(const gemrun_context_t *ctx)
+{
+    return ctx ? gs_lockable(&ctx->e.v) : 0;
 }

@@ -13,8 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "doctor.h"
 #include "gemrun_board.h"
+#include "gemrun_control.h"
 #include "gemrun_session.h"
 #include "gemrun_thermal.h"
 #include "gr_port.h"
@@ -126,7 +128,7 @@ static const char *const finishes[] = {"none",         "stop_id",   "stop_string
 
 static int usage(const char *object, const char *what)
 {
-    fprintf(stderr, "gemrun: %s: %s; see gemrun --help\n", object, what);
+    cli_print(stderr, "gemrun: %s: %s; see gemrun --help\n", object, what);
     return EXIT_USAGE;
 }
 
@@ -162,8 +164,9 @@ static int refuse_value(const struct option *at, const char *value, const char *
                        : at->kind == BELOW ? "%llu to less than %llu\n"
                        : at->kind == STOP  ? "%llu to %llu bytes\n"
                                            : "%llu to %llu\n";
-    fprintf(stderr, "gemrun: %s: %s is %s; use ", at->name, *value ? value : "an empty text", what);
-    fprintf(stderr, form, (unsigned long long)at->least, (unsigned long long)at->most);
+    cli_print(stderr, "gemrun: %s: %s is %s; use ", at->name, *value ? value : "an empty text",
+              what);
+    cli_print(stderr, form, (unsigned long long)at->least, (unsigned long long)at->most);
     return EXIT_USAGE;
 }
 
@@ -244,10 +247,10 @@ static int parse_word(const char *option, const char *name, const char *const *w
     if (!name) {
         return 0;
     }
-    fprintf(stderr, "gemrun: %s: %s is unknown; use", option, *name ? name : "an empty text");
+    cli_print(stderr, "gemrun: %s: %s is unknown; use", option, *name ? name : "an empty text");
     for (uint32_t i = 0; i < count; i++) {
         if (words[i]) {
-            fprintf(stderr, "%s%s", i + 1 < count ? " " : " or ", words[i]);
+            cli_print(stderr, "%s%s", i + 1 < count ? " " : " or ", words[i]);
         }
     }
     fputs("\n", stderr);
@@ -271,8 +274,8 @@ static int take_constant_work(const options *o, gemrun_config *c)
                           : o->speculate > 0                 ? "--speculate"
                                                              : NULL;
     if (o->constant_work && against) {
-        fprintf(stderr, "gemrun: %s: not with --constant-work, which takes one thread, the full "
-                "head and no guesses; leave one of them out\n", against);
+        cli_print(stderr, "gemrun: %s: not with --constant-work, which takes one thread, the full "
+                  "head and no guesses; leave one of them out\n", against);
         return EXIT_USAGE;
     }
     if (o->constant_work) {
@@ -312,11 +315,11 @@ static int unknown(const char *name, size_t size)
         nearest = d < least ? i : nearest;
         least = d < least ? d : least;
     }
-    fprintf(stderr, "gemrun: %.*s: unknown option; ", (int)size, name);
+    cli_print(stderr, "gemrun: %.*s: unknown option; ", (int)size, name);
     if (least <= size / 4) {
-        fprintf(stderr, "did you mean %s?\n", table[nearest].name);
+        cli_print(stderr, "did you mean %s?\n", table[nearest].name);
     } else {
-        fprintf(stderr, "see gemrun --help\n");
+        cli_print(stderr, "see gemrun --help\n");
     }
     return EXIT_USAGE;
 }
@@ -387,8 +390,8 @@ static int parse(int argc, char **argv, options *o)
         o->serve) {
         return 0;
     }
-    fprintf(stderr, "gemrun: %s: nothing to do; try --prompt TEXT, --interactive or --info\n",
-            o->path);
+    cli_print(stderr, "gemrun: %s: nothing to do; try --prompt TEXT, --interactive or --info\n",
+              o->path);
     return EXIT_USAGE;
 }
 
@@ -418,8 +421,7 @@ static const char *root(void) /* before /proc and /sys; for tests */
 static bool is_layout(int32_t status)
 {
     static const int32_t causes[] = {GEMRUN_E_MEMORY, GEMRUN_E_MAP,  GEMRUN_E_CONTEXT,
-                                     GEMRUN_E_RAM,    GEMRUN_E_PLAN, GEMRUN_E_ABI,
-                                     GEMRUN_E_BOARD};
+                                     GEMRUN_E_RAM,    GEMRUN_E_PLAN, GEMRUN_E_ABI};
     for (size_t i = 0; i < sizeof causes / sizeof causes[0]; i++) {
         if (status == causes[i]) {
             return true;
@@ -436,7 +438,7 @@ static bool is_about_option(const char *sentence)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t size = strlen(fields[i]);
         if (strncmp(sentence, fields[i], size) == 0) {
-            fprintf(stderr, "gemrun: %s: %s\n", names[i], sentence + size);
+            cli_print(stderr, "gemrun: %s: %s\n", names[i], sentence + size);
             return true;
         }
     }
@@ -445,24 +447,25 @@ static bool is_about_option(const char *sentence)
 
 static int load_failed(const options *o, int32_t status)
 {
-    const char *text = gemrun_last_error(), *behind = text + strlen(o->path);
-    const char *sentence = strncmp(text, o->path, strlen(o->path)) == 0 ? behind + 2 : text;
+    const char *text = gemrun_last_error();
+    size_t n = strlen(o->path);
+    const char *sentence = strncmp(text, o->path, n) == 0 ? text + n + 2 : text;
     if (status == GEMRUN_E_KERNEL) {
         const char *from = o->kernel ? "gemrun: --kernel" : "gemrun: GEMRUN_KERNEL";
         const char *name = o->kernel ? o->kernel : getenv("GEMRUN_KERNEL");
-        fprintf(stderr, "%s: %s: %s\n", from, name ? name : "", sentence);
+        cli_print(stderr, "%s: %s: %s\n", from, name ? name : "", sentence);
     } else if (!is_about_option(sentence)) {
         char more[256];
         gemrun_explain_memory((gemrun_status)status, o->path, root(), more, sizeof more);
-        fprintf(stderr, "Model load failed: %s%s%s\n",
-                is_layout(status) ? "Memory layout mismatch: " : "", text, more);
+        cli_print(stderr, "Model load failed: %s%s%s\n",
+                  is_layout(status) ? "Memory layout mismatch: " : "", text, more);
     }
     return exit_code(status);
 }
 
 static int run_failed(int32_t status)
 {
-    fprintf(stderr, "gemrun: %s\n", gemrun_last_error());
+    cli_print(stderr, "gemrun: %s\n", gemrun_last_error());
     return exit_code(status);
 }
 
@@ -474,7 +477,7 @@ static int check_board(gemrun_context_t *ctx, const options *o)
         return load_failed(o, found);
     }
     if (found > 0) {
-        fprintf(stderr, "gemrun: warning: %s\n", gemrun_last_error());
+        cli_print(stderr, "gemrun: warning: %s\n", gemrun_last_error());
     }
     return 0;
 }
@@ -489,14 +492,14 @@ static int check_options(gemrun_context_t *ctx, const options *o)
     }
     const char *wants = o->interactive ? "--interactive" : o->chat ? "--chat" : "--system";
     if (!f.has_chat && (o->interactive || (o->prompt && (o->chat || o->system)))) {
-        fprintf(stderr, "gemrun: %s: %s has no chat template; use --prompt alone, or an "
-                "instruction-tuned checkpoint\n", wants, o->path);
+        cli_print(stderr, "gemrun: %s: %s has no chat template; use --prompt alone, or an "
+                  "instruction-tuned checkpoint\n", wants, o->path);
         return EXIT_USAGE;
     }
     for (uint32_t i = 0; i < o->ban_count; i++) {
         if (o->bans[i] >= f.vocab_rows) {
-            fprintf(stderr, "gemrun: --ban: %u is out of range; use 0 to %u\n", o->bans[i],
-                    f.vocab_rows - 1);
+            cli_print(stderr, "gemrun: --ban: %u is out of range; use 0 to %u\n", o->bans[i],
+                      f.vocab_rows - 1);
             return EXIT_USAGE;
         }
     }
@@ -504,24 +507,24 @@ static int check_options(gemrun_context_t *ctx, const options *o)
 }
 
 /* What was to stay in memory and may not: a run may then wait for the disk. */
-static void warn_unlocked(gemrun_context_t *ctx)
+static void warn_unlocked(gemrun_context_t *ctx, const options *o)
 {
     gemrun_stats s = {.size = sizeof s};
     struct rlimit limit;
-    if (gemrun_get_stats(ctx, &s) != GEMRUN_OK || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+    uint64_t wanted = gemrun_lockable(ctx);
+    if (gemrun_get_stats(ctx, &s) != GEMRUN_OK || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 ||
+        s.locked_bytes >= wanted) {
         return;
     }
-    uint64_t wanted = s.ram_total - s.ram_stacks; /* the file's last page is not whole */
-    if (wanted - s.locked_bytes < 4096) {
-        return;
-    }
-    fprintf(stderr, "gemrun: --lock-memory: warning: %.1f of %.1f MB are locked, ",
-            (double)s.locked_bytes * 1e-6, (double)wanted * 1e-6);
-    if (limit.rlim_cur == RLIM_INFINITY) {
-        fputs("the system refuses more; free memory, or leave it out\n", stderr);
+    cli_print(stderr, "gemrun: --lock-memory: warning: %.1f of %.1f MB are locked, ",
+              (double)s.locked_bytes * 1e-6, (double)wanted * 1e-6);
+    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < wanted) {
+        cli_print(stderr, "RLIMIT_MEMLOCK is %.1f MB; raise it with ulimit -l unlimited, or with "
+                  "LimitMEMLOCK= in a unit\n", (double)limit.rlim_cur * 1e-6);
+    } else if (o->ignore_memory && s.locked_bytes > 0) {
+        fputs("--ignore-memory keeps no weights that pass through; leave it out\n", stderr);
     } else {
-        fprintf(stderr, "RLIMIT_MEMLOCK is %.1f MB; raise it with ulimit -l unlimited, or with "
-                "LimitMEMLOCK= in a unit\n", (double)limit.rlim_cur * 1e-6);
+        fputs("the system refuses more; free memory, or leave it out\n", stderr);
     }
 }
 
@@ -630,24 +633,41 @@ static void print_stats(const gemrun_stats *s)
                  s->head_candidates, s->head_candidates_max);
     }
     if (s->drafted > 0) {
-        snprintf(draft, sizeof draft, "; %llu of %llu guessed tokens were right",
-                 (unsigned long long)s->accepted, (unsigned long long)s->drafted);
+        snprintf(draft, sizeof draft, "; %llu of %llu guessed token%s right",
+                 (unsigned long long)s->accepted, (unsigned long long)s->drafted,
+                 s->drafted == 1 ? " was" : "s were");
     }
-    fprintf(stderr,
-            "%u tokens (%s), first after %.1f ms, %.2f tok/s; prompt %u tokens%s, %.1f tok/s; "
-            "context %u of %u%s%s; memory %.1f MB with %u threads%s\n",
-            s->generated_tokens, finishes[s->finish], s->ttft_ms, s->decode_tps, s->prompt_tokens,
-            held, s->prefill_tps, s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6,
-            s->threads, locked);
+    cli_print(stderr,
+              "%u token%s (%s), first after %.1f ms, %.2f tok/s; prompt %u token%s%s, %.1f tok/s; "
+              "context %u of %u%s%s; memory %.1f MB with %u thread%s%s\n",
+              s->generated_tokens, cli_s(s->generated_tokens), finishes[s->finish], s->ttft_ms,
+              s->decode_tps, s->prompt_tokens, cli_s(s->prompt_tokens), held, s->prefill_tps,
+              s->kv_used, s->kv_size, head, draft, (double)s->ram_total * 1e-6, s->threads,
+              cli_s(s->threads), locked);
 }
 
 static void print_thermal(gemrun_context_t *ctx)
 {
     gemrun_thermal_state t = {.size = sizeof t};
     if (gemrun_get_thermal(ctx, &t) == GEMRUN_OK) {
-        fprintf(stderr, "%.1f C%s: rung %u of %u, %.0f %% of the time, %u threads\n",
-                (double)t.celsius, t.fault ? ", not believed" : "", t.level, t.levels - 1,
-                t.duty / 10.0, t.threads);
+        cli_print(stderr, "%.1f C%s: rung %u of %u, %.0f %% of the time, %u thread%s\n",
+                  (double)t.celsius, t.fault ? ", not believed" : "", t.level, t.levels - 1,
+                  t.duty / 10.0, t.threads, cli_s(t.threads));
+    }
+}
+
+/* What --tune found, or what it could. */
+static void print_tuning(const gemrun_stats *s, const options *o)
+{
+    const tuning t = tune_read();
+    if (s->threads == 1) {
+        puts("\ntuned      no: with 1 thread there is nothing to choose");
+    } else if (t.threads > 0) {
+        printf("\ntuned      %u of %u threads decode, work %s\n", t.decode_threads, t.threads,
+               t.balance == 2 ? "in pieces" : "in even shares");
+    } else {
+        putchar('\n');
+        cli_print(stdout, "tuned      no; gemrun %s --tune finds how many threads pay\n", o->path);
     }
 }
 
@@ -656,46 +676,44 @@ static int print_info(gemrun_context_t *ctx, const options *o)
     static const char *const kinds[] = {"f32", "f16", "int8"};
     gemrun_info f = {.size = sizeof f};
     gemrun_stats s = {.size = sizeof s};
-    char features[160];
+    char features[160], bsp[64];
+    bool stated = gemrun_bsp_version(ctx, bsp, sizeof bsp) > 0;
     gemrun_status st = gemrun_get_info(ctx, &f);
     st = st == GEMRUN_OK ? gemrun_get_stats(ctx, &s) : st;
     if (st != GEMRUN_OK) {
         return run_failed(st);
     }
     gr_port_features(features, sizeof features);
-    printf("model      %s (%s), for %s\n", f.name, f.family, f.target);
-    printf("shape      %u layers, hidden %u, vocabulary %u\n", f.layers, f.hidden, f.vocab_rows);
-    printf("context    %u tokens compiled, %u in use; prefill %u at a time; KV %s\n", f.context,
-           s.kv_size, f.chunk, kinds[f.kv_type < 3 ? f.kv_type : 0]);
+    cli_print(stdout, "model      %s (%s), for %s%s%s\n", f.name, f.family, f.target,
+              stated ? ", support package " : "", stated ? bsp : "");
+    printf("shape      %u layer%s, hidden %u, vocabulary %u\n", f.layers, cli_s(f.layers), f.hidden,
+           f.vocab_rows);
+    printf("context    %u token%s compiled, %u in use; prefill %u at a time; KV %s\n", f.context,
+           cli_s(f.context), s.kv_size, f.chunk, kinds[f.kv_type < 3 ? f.kv_type : 0]);
     printf("chat       %s\n", f.has_chat ? "yes" : "no template");
     if (f.pinned_prompt > 0) {
-        printf("pinned     a prompt of %llu tokens\n", (unsigned long long)f.pinned_prompt);
+        printf("pinned     a prompt of %llu token%s\n", (unsigned long long)f.pinned_prompt,
+               cli_s(f.pinned_prompt));
     }
     printf("stop ids  ");
     for (uint32_t i = 0; i < f.stop_id_count; i++) {
         printf(" %u", f.stop_ids[i]);
     }
-    printf("\nprocessor  %s; %u threads, %u planned, %u cores allowed\n", features, s.threads,
-           f.threads_planned, gr_port_cores(""));
+    uint32_t cores = gr_port_cores("");
+    printf("\nprocessor  %s; %u thread%s, %u planned, %u core%s allowed\n", features, s.threads,
+           cli_s(s.threads), f.threads_planned, cores, cli_s(cores));
     printf("kernel     %s; this processor runs", f.kernel);
     for (uint32_t i = 0; gr_kernels_at(i); i++) {
         printf("%s %s", i ? "," : "", gr_kernels_at(i));
     }
-    const tuning t = tune_read();
-    if (t.threads > 0) {
-        printf("\ntuned      %u of %u threads decode, work %s", t.decode_threads, t.threads,
-               t.balance == 2 ? "in pieces" : "in even shares");
-    } else {
-        printf("\ntuned      no; gemrun %s --tune finds how many threads pay", o->path);
-    }
-    putchar('\n');
+    print_tuning(&s, o);
     printf("memory     %llu bytes: weights %llu, tables %llu, arena %llu, KV %llu, engine %llu, "
            "stacks %llu\n", (unsigned long long)s.ram_total, (unsigned long long)s.ram_weights,
            (unsigned long long)s.ram_tables, (unsigned long long)s.ram_arena,
            (unsigned long long)s.ram_kv, (unsigned long long)s.ram_engine,
            (unsigned long long)s.ram_stacks);
-    printf("declared   %llu bytes for %u threads\n", (unsigned long long)s.declared_total,
-           f.threads_planned);
+    printf("declared   %llu bytes for %u thread%s\n", (unsigned long long)s.declared_total,
+           f.threads_planned, cli_s(f.threads_planned));
     return 0;
 }
 
@@ -763,15 +781,16 @@ static void print_tally(gemrun_context_t *ctx, const tally *t)
 {
     gemrun_stats s = {.size = sizeof s};
     if (t->turns > 0 && gemrun_get_stats(ctx, &s) == GEMRUN_OK) {
-        fprintf(stderr, "%u turns, %u tokens, %.2f tok/s; context %u of %u; memory %.1f MB with "
-                "%u threads\n", t->turns, t->tokens, t->timed > 0 ? t->timed / t->seconds : 0.0,
-                s.kv_used, s.kv_size, (double)s.ram_total * 1e-6, s.threads);
+        cli_print(stderr, "%u turn%s, %u token%s, %.2f tok/s; context %u of %u; memory %.1f MB "
+                  "with %u thread%s\n", t->turns, cli_s(t->turns), t->tokens, cli_s(t->tokens),
+                  t->timed > 0 ? t->timed / t->seconds : 0.0, s.kv_used, s.kv_size,
+                  (double)s.ram_total * 1e-6, s.threads, cli_s(s.threads));
     }
 }
 
 static int no_memory(const char *object)
 {
-    fprintf(stderr, "gemrun: %s: no memory left for it; free some, or start a new one\n", object);
+    cli_print(stderr, "gemrun: %s: no memory left for it; free some, or start a new one\n", object);
     return EXIT_MEMORY;
 }
 
@@ -808,8 +827,8 @@ static int check_folder(const char *path)
     }
     bool good = access(folder, W_OK | X_OK) == 0;
     if (!good) {
-        fprintf(stderr, "gemrun: --session: %s could not be saved (%s: %s); name a file elsewhere, "
-                "or add --no-save\n", path, folder, strerror(errno));
+        cli_print(stderr, "gemrun: --session: %s could not be saved (%s: %s); name a file "
+                  "elsewhere, or add --no-save\n", path, folder, strerror(errno));
     }
     free(folder);
     return good ? 0 : EXIT_FILE;
@@ -829,14 +848,14 @@ static int begin_session(gemrun_context_t *ctx, const options *o)
         return run_failed(n);
     }
     if (n > 0 && o->system) {
-        fprintf(stderr, "gemrun: --system: the conversation in %s has begun already; leave it out, "
-                "or name another file\n", o->session);
+        cli_print(stderr, "gemrun: --system: the conversation in %s has begun already; leave it "
+                  "out, or name another file\n", o->session);
         return EXIT_USAGE;
     }
     if (!o->json && there) {
-        fprintf(stderr, "%s: %d tokens\n", o->session, n);
+        cli_print(stderr, "%s: %d token%s\n", o->session, n, cli_s((uint64_t)n));
     } else if (!o->json) {
-        fprintf(stderr, "%s: begins empty\n", o->session);
+        cli_print(stderr, "%s: begins empty\n", o->session);
     }
     return 0;
 }
@@ -848,8 +867,8 @@ static int end_session(gemrun_context_t *ctx, const options *o, int code, bool m
         return code;
     }
     if (!more) {
-        fprintf(stderr, "gemrun: %s: left as it was, no answer came to its first token; run it "
-                "again\n", o->session);
+        cli_print(stderr, "gemrun: %s: left as it was, no answer came to its first token; run it "
+                  "again\n", o->session);
         return code;
     }
     gemrun_status st = gemrun_session_save(ctx, o->session);
@@ -859,8 +878,8 @@ static int end_session(gemrun_context_t *ctx, const options *o, int code, bool m
 /* A turn was cancelled so early that the cache could not be taken back to what was before it. */
 static int session_lost(const options *o)
 {
-    fprintf(stderr, "gemrun: %s: cancelled when the turn had replaced earlier tokens; the file is "
-            "as it was, go on from that\n", o->session);
+    cli_print(stderr, "gemrun: %s: cancelled when the turn had replaced earlier tokens; the file "
+              "is as it was, go on from that\n", o->session);
     return EXIT_RUN;
 }
 
@@ -1046,19 +1065,23 @@ static int run_tests(gemrun_context_t *ctx)
     if (n < 0) {
         return run_failed(n);
     }
-    printf("%d test vectors passed\n", n);
+    printf("%d test vector%s passed\n", n, cli_s((uint64_t)n));
     return 0;
 }
 
 static int start_sensor(gemrun_context_t *ctx, const options *o, sensor **out)
 {
-    char wrong[512];
-    *out = sensor_start(o->sensor, root(), ctx, wrong, sizeof wrong);
-    if (*out) {
-        return 0;
+    size_t capacity = strlen(o->sensor) + 1024;
+    char *wrong = malloc(capacity);
+    if (!wrong) {
+        return no_memory("--sensor");
     }
-    fprintf(stderr, "gemrun: --sensor: %s\n", wrong);
-    return EXIT_USAGE;
+    *out = sensor_start(o->sensor, root(), ctx, wrong, capacity);
+    if (!*out) {
+        cli_print(stderr, "gemrun: --sensor: %s\n", wrong);
+    }
+    free(wrong);
+    return *out ? 0 : EXIT_USAGE;
 }
 
 /* Everything that was asked of an open artifact. */
@@ -1118,16 +1141,15 @@ static int run(int argc, char **argv)
     tune_apply(&known, &c);
     gemrun_context_t *ctx = NULL;
     gemrun_status st = o.serve ? (gemrun_status)gs_serve((int)o.serve, o.path, &c)
-                               : gemrun_open(&ctx, o.path, &c);
-    st = st == GEMRUN_OK && ctx && !c.ignore_memory ? gemrun_stream(ctx) : st;
+                               : cli_open(&ctx, o.path, &c);
     if (st != GEMRUN_OK) {
         return load_failed(&o, st);
     }
     if (o.check_weights) {
-        fprintf(stderr, "weights: checksum agrees\n");
+        cli_print(stderr, "weights: checksum agrees\n");
     }
     if (o.lock_memory) {
-        warn_unlocked(ctx);
+        warn_unlocked(ctx, &o);
     }
     code = work(ctx, &o);
     gemrun_destroy(ctx);

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PATH = 512, NAME = 96, TEXT = 256, PERIOD_MS = 100, LEAVE_TIMES = 10 };
+enum { PATH = 4096, NAME = 96, TEXT = 256, PERIOD_MS = 100, LEAVE_TIMES = 10 };
 static const double GATED_C = -200; /* what drivers report for a zone without power */
 
 typedef enum kind { SOURCE_FILE, SOURCE_HWMON, SOURCE_IIO, SOURCE_ZONE } kind;

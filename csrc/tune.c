@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "gr_port.h"
+#include "gs_section.h"
 
 enum { EXIT_FILE = 6, EXIT_RUN = 8, PATH = 1024, ROUNDS = 5, STEPS = 24, WARM = 4 };
 
@@ -39,7 +41,7 @@ tuning tune_read(void)
 {
     char path[PATH], line[400], here[256], there[256] = "";
     tuning t = {0};
-    FILE *f = file_path(path) ? fopen(path, "r") : NULL;
+    FILE *f = file_path(path) ? gs_open_regular(path) : NULL;
     if (!f) {
         return t;
     }
@@ -51,7 +53,7 @@ tuning tune_read(void)
     }
     fclose(f);
     machine(here, sizeof here);
-    bool good = strcmp(here, there) == 0 && t.decode_threads >= 1 &&
+    bool good = strcmp(here, there) == 0 && t.threads > 1 && t.decode_threads >= 1 &&
                 t.decode_threads <= t.threads && (t.balance == 1 || t.balance == 2);
     return good ? t : (tuning){0};
 }
@@ -107,12 +109,12 @@ static int keep(const tuning *t)
         return EXIT_FILE;
     }
     if (!make_folders(path) || !write_file(path, t)) {
-        fprintf(stderr, "gemrun: --tune: %s cannot be written (%s); set GEMRUN_TUNE to another "
-                "file\n", path, strerror(errno));
+        cli_print(stderr, "gemrun: --tune: %s cannot be written (%s); set GEMRUN_TUNE to another "
+                  "file\n", path, strerror(errno));
         return EXIT_FILE;
     }
-    printf("kept in %s: %u of %u threads decode, %s\n", path, t->decode_threads, t->threads,
-           t->balance == 2 ? "work is taken in pieces" : "in even shares");
+    cli_print(stdout, "kept in %s: %u of %u threads decode, %s\n", path, t->decode_threads,
+              t->threads, t->balance == 2 ? "work is taken in pieces" : "in even shares");
     return 0;
 }
 
@@ -160,7 +162,7 @@ static bool measure(const char *path, const gemrun_config *given, way *ways, uin
             gemrun_context_t *ctx = NULL;
             c.decode_threads = ways[i].decode_threads;
             c.balance = ways[i].balance;
-            if (gemrun_open(&ctx, path, &c) != GEMRUN_OK) {
+            if (cli_open(&ctx, path, &c) != GEMRUN_OK) {
                 return false;
             }
             ways[i].ms[round] = time_steps(ctx);
@@ -175,7 +177,7 @@ static bool measure(const char *path, const gemrun_config *given, way *ways, uin
 
 static int failed(void)
 {
-    fprintf(stderr, "gemrun: --tune: %s\n", gemrun_last_error());
+    cli_print(stderr, "gemrun: --tune: %s\n", gemrun_last_error());
     return EXIT_RUN;
 }
 
@@ -183,7 +185,7 @@ static uint32_t threads_of(const char *path, const gemrun_config *c)
 {
     gemrun_context_t *ctx = NULL;
     gemrun_stats s = {.size = sizeof s};
-    bool good = gemrun_open(&ctx, path, c) == GEMRUN_OK && gemrun_get_stats(ctx, &s) == GEMRUN_OK;
+    bool good = cli_open(&ctx, path, c) == GEMRUN_OK && gemrun_get_stats(ctx, &s) == GEMRUN_OK;
     gemrun_destroy(ctx);
     return good ? s.threads : 0;
 }
@@ -214,6 +216,12 @@ int tune_run(const char *path, const gemrun_config *given)
     for (uint32_t i = 0; i < n; i++) {
         double ms = median(ways + i);
         printf("%-7u  %8.3f  %8.1f%s\n", i + 1, ms, 1000 / ms, i == enough ? "  enough" : "");
+    }
+    if (n == 1) {
+        printf("nothing is kept: with 1 thread there is nothing to choose; %s\n",
+               given->threads == 1 ? "leave --threads out to find how many pay"
+                                   : "compile with a larger --run-threads, or allow more cores");
+        return 0;
     }
     tuning t = {.threads = n, .decode_threads = enough + 1, .balance = 1};
     if (enough > 0) { /* cores that differ: does it pay to take work in pieces? */

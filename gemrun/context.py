@@ -411,16 +411,20 @@ class _Runner(ABC):
         """Do it in the engine, on the thread that calls; `run` can end it from another."""
 
 
-def _warn_unlocked(name: str, stats: Stats) -> None:
+def _warn_unlocked(name: str, locked: int, wanted: int) -> None:
     """Tell of memory that was to be locked and is not."""
-    wanted = stats.ram_total - stats.ram_stacks
-    if wanted - stats.locked_bytes < 4096:  # the file's last page is not whole
+    if locked >= wanted:
         return
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    told = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-    what = f"{name}: {stats.locked_bytes} of {wanted} bytes are locked, RLIMIT_MEMLOCK is {told}"
-    remedy = "raise it with ulimit -l unlimited, or LimitMEMLOCK= in a unit"
-    warnings.warn(f"{what}; {remedy}", MemoryLockWarning, stacklevel=3)
+    what = f"{name}: {locked} of {wanted} bytes are locked"
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        what += (
+            f", RLIMIT_MEMLOCK is {limit} bytes; raise it with ulimit -l unlimited, or "
+            "LimitMEMLOCK= in a unit"
+        )
+    else:
+        what += ", the system refuses more; free memory, or leave lock_memory or ignore_memory out"
+    warnings.warn(what, MemoryLockWarning, stacklevel=3)
 
 
 class GemRunContext(_Runner):
@@ -445,7 +449,8 @@ class GemRunContext(_Runner):
             _check(lib.gemrun_stream(engine.pointer))
         self._begin(engine)
         if config.get("lock_memory"):
-            _warn_unlocked(self.info.name, self.stats())
+            wanted = int(lib.gemrun_lockable(engine.pointer))
+            _warn_unlocked(self.info.name, self.stats().locked_bytes, wanted)
 
     def _begin(self, engine: _Engine) -> None:
         self._handle = _Handle(engine)

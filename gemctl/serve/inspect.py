@@ -18,18 +18,23 @@ from gemctl.errors import ApiError
 from gemctl.serve.artifact import Declared, Thermal
 from gemctl.store import sign
 from gemrun.format.codes import FormatError
+from gemrun.format.files import open_regular
 from gemrun.format.reader import Artifact, read_artifact
 
 ARCHES = {"amd64": "x86_64", "arm64": "aarch64"}
+MOST_NAMES = 4096  # bytes of the names of a board
 
 
-def _boards(root: Path) -> list[str]:
-    """What the device tree says that this machine is; empty on machines without one."""
+def boards_of(root: Path) -> list[str]:
+    """What the device tree says that this machine is; empty on machines without one. No name has
+    what could steer a terminal: they go into messages."""
     try:
-        data = (root / "proc/device-tree/compatible").read_bytes()
+        with os.fdopen(open_regular(root / "proc/device-tree/compatible"), "rb") as stream:
+            data = stream.read(MOST_NAMES)
     except OSError:
         return []
-    return [name.decode("ascii", "replace") for name in data.split(b"\0") if name]
+    names = (name.decode("ascii", "replace") for name in data.split(b"\0") if name)
+    return ["".join(c if " " <= c <= "~" else "?" for c in name) for name in names]
 
 
 def board_problem(hdf: dict[str, Any], boards: list[str], arch: str) -> str:
@@ -81,7 +86,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     warnings = [verdict.sentence] if verdict.warning else []
     with read_artifact(path) as artifact:
         arch = ARCHES.get(platform.machine().lower(), platform.machine())
-        problem = board_problem(dict(artifact.hdf), _boards(Path(options["root"])), arch)
+        problem = board_problem(dict(artifact.hdf), boards_of(Path(options["root"])), arch)
         if problem and not options["allow_foreign_board"]:
             return {"error": problem}
         return _facts(artifact, verdict, warnings + [problem] * bool(problem))

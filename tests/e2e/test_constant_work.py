@@ -76,7 +76,7 @@ def test_what_goes_against_it_is_refused(
     done = subprocess.run([*command, "--constant-work"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout == plain.stdout
-    assert "with 1 threads" in done.stderr
+    assert "with 1 thread\n" in done.stderr
     for option, value in (("--threads", "2"), ("--head", "two-plane"), ("--speculate", "3")):
         done = subprocess.run(
             [*command, "--constant-work", option, value], capture_output=True, text=True

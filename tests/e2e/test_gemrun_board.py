@@ -101,7 +101,7 @@ def test_the_command(
         assert done.returncode == 4
         assert done.stdout == ""
         said = REFUSED.format(target=target, here=verdict)
-        assert done.stderr == f"Model load failed: Memory layout mismatch: {path}: {said}\n"
+        assert done.stderr == f"Model load failed: {path}: {said}\n"
         assert gemrun(gemrun_cli, path, "--allow-foreign-board").returncode == 0
     else:
         assert done.returncode == 0, done.stderr

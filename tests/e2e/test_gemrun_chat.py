@@ -108,7 +108,7 @@ def test_interactive_shows_a_prompt_sign_on_a_terminal(gemrun_cli: Path, path: P
         _, err = process.communicate(timeout=60)
     os.close(master)
     os.close(slave)
-    assert err.startswith(b"> > 1 turns, ")
+    assert err.startswith(b"> > 1 turn, ")
 
 
 def test_a_plain_prompt_stays_raw(gemrun_cli: Path, path: Path) -> None:
@@ -149,4 +149,4 @@ def test_a_conversation_ends_where_it_cannot_be_written(gemrun_cli: Path, path: 
         )
         assert done.returncode == 8
         assert "gemrun: stdout: the output could not be written in full; " in done.stderr
-        assert ("1 turns" in done.stderr) == (not more)
+        assert ("1 turn," in done.stderr) == (not more)

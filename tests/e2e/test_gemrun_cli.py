@@ -249,7 +249,7 @@ def test_load_failures(gemrun_cli: Path, path: Path, tmp_path: Path) -> None:
     )
 
 
-MEMORY = {"CONTEXT", "RAM", "PLAN", "MEMORY", "MAP", "ABI", "BOARD"}
+MEMORY = {"CONTEXT", "RAM", "PLAN", "MEMORY", "MAP", "ABI"}
 
 
 def test_memory_layout_is_said_of_memory_only(gemrun_cli: Path) -> None:
@@ -304,7 +304,7 @@ def test_an_early_interrupt_is_not_lost(gemrun_cli: Path, path: Path, tmp_path: 
         arguments, env={"LD_PRELOAD": str(shim)}, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 130, done.stderr
-    assert b"1 tokens (cancelled)" in done.stderr
+    assert b"1 token (cancelled)" in done.stderr
 
 
 SHORT = ("--max-tokens", "4", "--ignore-eos")

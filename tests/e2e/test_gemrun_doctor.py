@@ -20,6 +20,7 @@ import sysfs
 from daemon import OPTIONS, Daemon, settled
 from gemctl.board.power import online_cpus
 from gemrun import GemRunContext, MemoryLockWarning
+from locking import limited, locks_without_limit, unprivileged
 from reference import make_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,7 +168,7 @@ def test_threads_of_the_line_are_those_that_count(
     tree.online("0")
     tree.put(f"{CPU}/present", "0")
     text = lines(gemrun_cli, tree, artifact)["cores"][1]
-    told = "1 are online and the artifact is planned for [2-8] threads; "
+    told = "1 is online and the artifact is planned for [2-8] threads; "
     assert re.match(f"{told}compile it with --run-threads 1", text)
     assert lines(gemrun_cli, tree, artifact, "--threads", "1")["cores"][0] == "ok"
 
@@ -289,28 +290,7 @@ def test_this_machine(gemrun_cli: Path, artifact: Path) -> None:
 # ---- memory that is locked ----
 
 
-def limited(kib: int) -> Callable[[], None]:
-    def lower() -> None:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (kib * 1024, kib * 1024))
-
-    return lower
-
-
-def locks_without_limit() -> bool:
-    """Whether this process may lock all that it wants, whatever the limit (CAP_IPC_LOCK)."""
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.M)
-    return found is not None and bool(int(found[1], 16) >> 14 & 1)
-
-
 NOT_LOCKED = r"warning: (\d+\.\d) of (\d+\.\d) MB are locked, RLIMIT_MEMLOCK is 0\.1 MB; raise it"
-
-
-def unprivileged(*words: str | Path) -> list[str]:
-    """A command without the right to lock more than the limit."""
-    if not locks_without_limit():
-        return [str(word) for word in words]
-    return ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", *map(str, words)]
 
 
 def test_a_limit_that_is_too_low_is_named(gemrun_cli: Path, artifact: Path) -> None:

@@ -30,7 +30,9 @@ from gemrun.errors import GemRunError
 from gemrun.format import cold, units
 from gemrun.format.reader import read_artifact
 from gemrun.format.spec import ColdBy, SectionFlag
+from gemrun.handle import GemRunHandle
 from gemrun.memory import measure
+from locking import limited, unprivileged
 
 #: Tiny families made wider: a tied table and a sandwich block, two tables and biases; `tall` has so
 #: many tokens that reading rows of its table leaves some of it out of memory.
@@ -240,7 +242,110 @@ def test_the_listing_and_gemcheck_say_what_passes_through(artifact: Made) -> Non
     assert re.search(r"Weights: \S+ MB of \S+ MB are in memory at once; \S+ MB are", done.stdout)
 
 
+# ---- memory that is locked ----
+LOCKING = """
+import sys, warnings
+from gemrun import GemRunContext
+warnings.simplefilter("error")
+with GemRunContext(sys.argv[1], lock_memory=True, **eval(sys.argv[2])) as ctx:
+    print(ctx.stats().locked_bytes)
+"""
+
+
+def _kept(path: Path) -> int:
+    """Bytes that are to be locked: all but the cold pages and the stacks."""
+    with read_artifact(path) as content:
+        h = content.header
+        away = sum(plane.pages for plane in cold.planes(content.cold, content.tensors))
+        return h.file_size - away + h.ram_arena + h.ram_kv + h.ram_engine
+
+
+@pytest.mark.parametrize("level", [Offload.NONE, Offload.ALL])
+def test_what_passes_through_is_not_to_be_locked(
+    artifact: Made, gemrun_cli: Path, level: Offload
+) -> None:
+    """The limit counts for what is kept: it is enough, or both figures are told."""
+    path = artifact("tall", level)
+    kept = _kept(path)
+    enough = -(-kept // 1024) + 256
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if resource.RLIM_INFINITY != most < enough * 1024:
+        pytest.skip(f"no more than {most} bytes may be locked here, {kept} are needed")
+    run = ["--threads", "1", "--prompt", "a", "--max-tokens", "1", "--lock-memory", "--json"]
+
+    def locked(kib: int, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            unprivileged(gemrun_cli, path, *run, *more), capture_output=True, text=True,
+            check=True, preexec_fn=limited(kib),
+        )  # fmt: skip
+
+    done = locked(enough)
+    assert done.stderr == ""
+    assert f'"locked_bytes": {kept}, ' in done.stdout
+    done = locked(64)
+    mb, limit = f"{kept * 1e-6:.1f}", f"{65536e-6:.1f}"
+    told = rf"warning: \d+\.\d of {mb} MB are locked, RLIMIT_MEMLOCK is {limit} MB; raise it"
+    assert re.search(told, done.stderr)
+    done = locked(enough, "--ignore-memory")
+    told = f"of {mb} MB are locked, --ignore-memory keeps no weights that pass through; leave it"
+    assert (told in done.stderr) == (level is not Offload.NONE)
+    command = unprivileged(sys.executable, "-c", LOCKING, path, "{'threads': 1}")
+    done = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=limited(enough), cwd=compiling.ROOT
+    )
+    assert (done.stdout, done.stderr) == (f"{kept}\n", "")
+    done = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=limited(64), cwd=compiling.ROOT
+    )
+    assert f" of {kept} bytes are locked, RLIMIT_MEMLOCK is 65536 bytes; raise it" in done.stderr
+
+
 # ---- damage ----
+@pytest.mark.parametrize("level", [Offload.NONE, Offload.FFN])
+@pytest.mark.parametrize("change", [-4096, 4096, -(1 << 62)])
+def test_a_forged_size_of_what_is_held_is_refused(
+    artifact: Made, gemrun_cli: Path, tmp_path: Path, level: Offload, change: int
+) -> None:
+    """Every total agrees with it, and the records of COLD do not; without those all is held."""
+    image = bytearray(artifact("gemma3", level).read_bytes())
+    entry = find(image, "WHOT")
+    flags, size, held = *struct.unpack_from("<I", image, entry + 4), *_sizes(image, entry)
+    forged = max(held + change, 0)
+    if forged > size:
+        pytest.skip("the table refuses it: no more is held than there is")
+    struct.pack_into("<I", image, entry + 4, flags | SectionFlag.COLD)
+    struct.pack_into("<Q", image, entry + 24, forged)
+    less = _up(held) - _up(forged)
+    for at in (64, 88):  # ram_weights, ram_total
+        struct.pack_into("<Q", image, at, struct.unpack_from("<Q", image, at)[0] - less)
+    path = tmp_path / "forged.gembin"
+    path.write_bytes(reseal(image, sections=False))
+    assert any("bytes of weights in memory" in line for line in compiling.problems(path))
+    told = (
+        "the memory figures disagree with the records "
+        f"(wanted {held} bytes, found {forged} byte{'s' * (forged != 1)}); rebuild the file"
+    )
+    done = subprocess.run([gemrun_cli, path, "--info"], capture_output=True, text=True)
+    assert done.returncode == 6
+    assert done.stderr.startswith("Model load failed: Memory layout mismatch: ")
+    assert told in done.stderr
+    done = subprocess.run([gemrun_cli, "--doctor", path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"bad     artifact    {path}: {told}\n" in done.stdout
+    for opened in (GemRunContext, GemRunHandle):
+        with pytest.raises(GemRunError, match="the memory figures disagree"):
+            opened(path)
+
+
+def _sizes(image: bytearray, entry: int) -> tuple[int, int]:
+    size, held = struct.unpack_from("<QQ", image, entry + 16)
+    return int(size), int(held)
+
+
+def _up(size: int) -> int:
+    return -(-size // 4096) * 4096
+
+
 def _with_records(source: Path, target: Path, raw: bytes) -> Path:
     """The artifact with other bytes in COLD, sealed again."""
     image = bytearray(source.read_bytes())
