@@ -123,6 +123,11 @@ union gr_word {
     float x;
 };
 
+union gr_double {
+    uint64_t u;
+    double x;
+};
+
 static inline uint32_t gr_bits(float x)
 {
     return ((union gr_word){.x = x}).u;
@@ -185,7 +190,8 @@ static inline uint16_t gr_to_half(float x) /* to nearest even; NaN stays one */
 #define GR_HAS_FMA 1
 #define gr_fmaf(x, y, z) __builtin_fmaf((x), (y), (z))
 #else
-float gr_fmaf_soft(float x, float y, float z); /* gr_math.c; a call: size matters more here */
+/* gr_math.c; a call, in one file as well: size matters more here. */
+__attribute__((noinline)) float gr_fmaf_soft(float x, float y, float z);
 #define gr_fmaf(x, y, z) gr_fmaf_soft((x), (y), (z))
 #endif
 
@@ -195,14 +201,11 @@ static inline float gr_fmaf_exact(float x, float y, float z)
 {
     double p = (double)x * (double)y, s = p + (double)z, b = s - p;
     double error = (p - (s - b)) + ((double)z - b);
-    uint64_t u, e;
-    memcpy(&u, &s, sizeof u);
-    memcpy(&e, &error, sizeof e);
+    uint64_t u = ((union gr_double){.x = s}).u, e = ((union gr_double){.x = error}).u;
     uint64_t inexact = (uint64_t)(error < 0.0) | (uint64_t)(error > 0.0); /* NaN: s is not finite */
     uint64_t even = ~u & inexact & 1u, down = 0u - ((e ^ u) >> 63);
     u += (even ^ down) - down; /* even, or its negative */
-    memcpy(&s, &u, sizeof s);
-    return (float)s;
+    return (float)((union gr_double){.u = u}).x;
 }
 
 /* ---- functions, NUMERICS.md section 2 ---- */

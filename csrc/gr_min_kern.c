@@ -24,8 +24,8 @@ static void dots(const uint8_t *codes, const int8_t *x, int32_t d[PANEL])
         }
 }
 
-/* D = (16 * high + low - zero * asum) * scale, in place of high. Zeros of none are 128, scales 1. It
- * is below 2^31 and D below 2^24: the float of it is the product of their floats, rounded once. */
+/* D = (16 * high + low - zero * asum) * scale, in place of high. Zeros of none are 128, scales 1.
+ * It is below 2^31, its first factor below 2^24: as a float it is the product of their floats. */
 static void whole(const uint8_t *zeros, const uint8_t *scales, int32_t asum,
                   const int32_t low[PANEL], int32_t d[PANEL])
 {
