@@ -86,6 +86,7 @@ def text_of(csrc: Path) -> str:
 def write(source: Path, output: Path) -> list[str]:
     """Write gemrun.c and the headers for it; returns their names. UsageError where another's files
     have these names."""
+    check_folder(output)
     csrc, copied = source / "csrc", [PUBLIC, "gemrun.hpp", "gemrun_bare.h"]
     paths = [output / name for name in ("gemrun.c", *copied)]
     if any(path.exists() or path.is_symlink() for path in paths) and not _made(paths[0]):
@@ -103,6 +104,14 @@ def _made(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(BEGINS)) == BEGINS.encode()
+
+
+def check_folder(output: Path) -> None:
+    """Refuse an output that no folder can be made of: it, or what it is to lie in, is something
+    else (a file, a pipe). UsageError."""
+    there = next((path for path in (output, *output.parents) if path.exists()), None)
+    if there is not None and not there.is_dir():
+        raise UsageError(f"{there}: is not a folder; choose another --output")
 
 
 def foreign(folder: Path) -> UsageError:

@@ -271,7 +271,7 @@ def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
     begins. Exit: 0 done, 1 the host failed, 2 usage, 3 checkpoint, 4 target, 5 over budget,
     6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
-    with command("gemmake", debug):
+    with command("gemmake", debug, "no artifact was written"):
         from gemmake.naming import default_output
         from gemmake.pipeline import compile_model
         from gemmake.progress import shown

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmake import __version__, elf
-from gemmake.amalgamate import foreign
+from gemmake.amalgamate import check_folder, foreign
 from gemmake.errors import TargetError, UsageError
-from gemmake.failures import HostError
+from gemmake.failures import HostError, Stopped
 from gemmake.hdf import list_targets, load_hdf
 
 GLIBC = "2.28"
@@ -188,19 +188,25 @@ def source_dir() -> Path:
 
 
 def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
-    """Build into output/NAME, which is replaced as a whole; a failure leaves its log beside it."""
+    """Build into output/NAME, which is replaced as a whole; a failure leaves its log beside it, a
+    stop leaves nothing."""
     if prefix := recipe.settings.get("GEM_PREFIX"):
         _has_compiler(prefix)
-    say(f"{recipe.name}: building")
     final, log = output / recipe.name, output / f"{recipe.name}.log"
+    check_folder(output)
     _refuse_foreign(final)
+    say(f"{recipe.name}: building")
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
         work, made = Path(scratch) / "build", Path(scratch) / "made"
         log.unlink(missing_ok=True)  # a link would be followed
-        with log.open("w", encoding="utf-8") as text:
-            for step in _steps(recipe, work, made):
-                _run(step, recipe, text.fileno(), log)
+        try:
+            with log.open("w", encoding="utf-8") as text:
+                for step in _steps(recipe, work, made):
+                    _run(step, recipe, text.fileno(), log)
+        except Stopped:
+            log.unlink()
+            raise
         (made / "engine.json").write_text(_listing(recipe, made), encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)
         made.rename(final)
@@ -211,7 +217,10 @@ def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()) and not (folder / "engine.json").is_file():
+    if not folder.is_dir():
+        if folder.exists() or folder.is_symlink():
+            raise foreign(folder)
+    elif any(folder.iterdir()) and not (folder / "engine.json").is_file():
         raise foreign(folder)
 
 

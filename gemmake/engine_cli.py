@@ -58,7 +58,7 @@ def engine(
     CROSS_COMPILE=aarch64-linux-gnu- with TARGET_ARCH=aarch64 in the environment use a compiler of
     your own. Two builds give the same bytes; engine.json in each folder lists them.
     """
-    with command("gemmake", debug):
+    with command("gemmake", debug, "a build that was not done left nothing; start it again"):
         from gemmake import amalgamate, crossbuild
 
         if single_file:

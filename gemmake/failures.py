@@ -42,9 +42,10 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def command(tool: str, debug: bool) -> Iterator[None]:
+def command(tool: str, debug: bool, stopped: str = "start it again") -> Iterator[None]:
     """Run the body of a command. Failures print `<tool>: <sentence>` and exit; with `debug` they
-    are raised. SIGINT and SIGTERM unwind the body once, so that it removes what it has begun."""
+    are raised. SIGINT and SIGTERM unwind the body once, so that it removes what it has begun;
+    `stopped` says what that leaves."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # no encoding may turn a message into a failure
             stream.reconfigure(errors="backslashreplace")
@@ -52,7 +53,7 @@ def command(tool: str, debug: bool) -> Iterator[None]:
         with stoppable(), sentences():
             yield
     except Stopped as stop:
-        _leave(tool, f"stopped by {stop}; no artifact was written", stop.exit_code)
+        _leave(tool, f"stopped by {stop}; {stopped}", stop.exit_code)
     except GemError as error:
         if debug:
             raise

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -145,3 +150,58 @@ def test_the_log_of_a_build_follows_no_link(tmp_path: Path) -> None:
         crossbuild.build(one, output)
     assert other.read_text() == "mine\n"
     assert "CMake" in (output / "x.log").read_text()
+
+
+@pytest.mark.parametrize("below", ["", "x", "x/y"])
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_an_output_that_is_no_folder_is_named(tmp_path: Path, below: str, kind: str) -> None:
+    """And whatever it is stays what it is."""
+    there = tmp_path / "there"
+    there.write_text("mine") if kind == "file" else os.mkfifo(there)
+    before = there.lstat()
+    (recipe,) = recipes(Request(["aarch64"], ["musl"], False, PLAIN))
+    for make in (
+        lambda: crossbuild.build(recipe, there / below),
+        lambda: amalgamate.write(crossbuild.source_dir(), there / below),
+    ):
+        with pytest.raises(UsageError, match=f"{there}: is not a folder; choose another --output"):
+            make()
+    assert there.lstat() == before
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_a_pipe_in_the_place_of_a_build_is_somebody_else_s(tmp_path: Path) -> None:
+    (recipe,) = recipes(Request(["aarch64"], ["musl"], False, PLAIN))
+    os.mkfifo(tmp_path / recipe.name)
+    with pytest.raises(UsageError, match="holds something that gemmake did not build"):
+        crossbuild.build(recipe, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [recipe.name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_told_as_one_of_a_build_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The compiler of one's own is a script that says that it runs, and waits."""
+    ready = tmp_path / "ready"
+    compiler = tmp_path / "slow-gcc"
+    compiler.write_text(f"#!/bin/sh\n: > {ready}\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    environment = {
+        **os.environ, "CROSS_COMPILE": f"{tmp_path}/slow-", "TARGET_ARCH": "aarch64",
+        "PYTHONPATH": str(crossbuild.source_dir()),
+    }  # fmt: skip
+    output = tmp_path / "engine"
+    command = [sys.executable, "-m", "gemmake.cli", "engine", "--output", str(output)]
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not ready.exists() and process.poll() is None:
+            time.sleep(0.02)
+        os.killpg(process.pid, number)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert told.splitlines()[-1] == (
+        f"gemmake: stopped by {number.name}; a build that was not done left nothing; start it again"
+    )
+    assert list(output.iterdir()) == []
