@@ -14,7 +14,7 @@ import click
 from gemmake import __version__
 from gemmake.advise_cli import advise
 from gemmake.engine_cli import engine
-from gemmake.errors import OutputError, UsageError
+from gemmake.errors import OutputError
 from gemmake.failures import command
 from gemmake.hdf_cli import hdf
 from gemmake.options import (
@@ -106,8 +106,8 @@ class Gemmake(Word):
     "--bsp-version",
     default=None,
     metavar="BSP",
-    help="Version of the board support package, for the default name, as 35.4.1.  [default: the "
-    "target's]",
+    help="Version of the board support package, as 35.4.1: stored for gemrun --doctor, and in the "
+    "default name.  [default: the target's]",
 )
 @_choice(Quantization, "--quantization")
 @click.option(
@@ -256,7 +256,7 @@ class Gemmake(Word):
 @click.option("--verbose", is_flag=True, help="Tell what is done and where layers are placed.")
 @click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 @click.version_option(__version__, prog_name="gemmake")
-def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
+def main(debug: bool, **options: Any) -> None:
     """Compile a checkpoint and a hardware description into one .gembin artifact.
 
     \b
@@ -279,9 +279,7 @@ def main(debug: bool, bsp_version: str | None, **options: Any) -> None:
 
         if options["output"] is None:
             model, target = options["model"], options["target"]
-            options["output"] = default_output(model, target, bsp_version)
-        elif bsp_version is not None:
-            raise UsageError("--bsp-version: is for the default name; leave out --output, or it")
+            options["output"] = default_output(model, target, options["bsp_version"])
         request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)

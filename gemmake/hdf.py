@@ -457,6 +457,18 @@ def with_policy(hdf: Hdf, reserve_mib: int | None, ram_fraction: float | None) -
     return hdf.model_copy(update={"policy": hdf.policy.model_copy(update=given)})
 
 
+def with_bsp(hdf: Hdf, version: str | None) -> Hdf:
+    """The description of a board with another board support package; None: its own. UsageError for
+    what is no version."""
+    if version is None:
+        return hdf
+    if not re.fullmatch(BSP_PATTERN, version):
+        raise UsageError(
+            f"--bsp-version: {version} is no version; use letters, digits, '.' and '-'"
+        )
+    return hdf.model_copy(update={"bsp_version": version})
+
+
 def compilable(hdf: Hdf) -> None:
     """Refuse a board that gemmake makes no artifact for, before anything is read."""
     if hdf.target.os == "bare":

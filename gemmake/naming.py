@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gemmake.errors import UsageError
-from gemmake.hdf import BSP_PATTERN, load_hdf
+from gemmake.hdf import load_hdf, with_bsp
 
 CHECKPOINTS = (".safetensors", ".gguf", ".pth", ".pt")
 
@@ -17,10 +16,8 @@ def default_output(model: Path, target: str, bsp: str | None) -> Path:
     MODEL is the name of the checkpoint's folder or file, TARGET that of the board or its file, BSP
     the version of the board support package, where it is given or the board's description has it.
     """
-    if bsp is not None and not re.fullmatch(BSP_PATTERN, bsp):
-        raise UsageError(f"--bsp-version: {bsp} is no version; use letters, digits, '.' and '-'")
     board = target.removesuffix(".toml").rsplit("/", 1)[-1]
-    version = bsp if bsp is not None else load_hdf(target).bsp_version
+    version = with_bsp(load_hdf(target), bsp).bsp_version
     parts = [_model(model), board, *([version] if version else [])]
     return Path("-".join(parts) + ".gembin")
 

@@ -132,6 +132,7 @@ class CompileOptions:
     model: Path
     target: str
     output: Path
+    bsp_version: str | None = None  # of the board support package; None: the target's
     quantization: Quantization = Quantization.INT4
     kv_type: KvType = KvType.INT8
     kv_values: KvValues = KvValues.INT8
@@ -309,6 +310,7 @@ def asked(
 #: The options that `CompileOptions.command` repeats, and their fields.
 COMMAND = (
     ("--model", "model"), ("--config", "config"), ("--target", "target"),
+    ("--bsp-version", "bsp_version"),
     ("--profile", "profile"), ("--quantization", "quantization"),
     ("--int4-format", "int4_format"), ("--effort", "effort"),
     ("--kv-cache-type", "kv_type"), ("--kv-values", "kv_values"), ("--kv-keys", "kv_keys"),

@@ -18,7 +18,7 @@ from gemmake import calibration, kvgroups, machine, output, pinning, planning, r
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
-from gemmake.hdf import compilable, load_hdf, with_policy
+from gemmake.hdf import compilable, load_hdf, with_bsp, with_policy
 from gemmake.kvmask.chat import compiled
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
@@ -127,7 +127,8 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     if options.save_statistics is not None:
         output.replaceable(options.save_statistics, record.MAGIC, "record of statistics")
     pin_text = pinning.text_of(options)
-    hdf = with_policy(load_hdf(options.target), options.reserve_mib, options.ram_fraction)
+    board = with_bsp(load_hdf(options.target), options.bsp_version)
+    hdf = with_policy(board, options.reserve_mib, options.ram_fraction)
     compilable(hdf)
     hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)

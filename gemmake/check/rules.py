@@ -199,6 +199,21 @@ def _cold_problems(artifact: Artifact) -> Iterator[str]:
         yield f"{weights.mem_size} bytes of weights in memory, the records say {held}"
 
 
+class Support(Rule):
+    """The board support package that the artifact was built for."""
+
+    id = "bsp"
+
+    def check(self, subject: Subject) -> Finding | None:
+        """Its version, where one is stated; what a device has only the device can tell."""
+        version = subject.hdf.bsp_version
+        if version is None:
+            return None
+        return self.ok(
+            f"Board support package: built for {version} (gemrun --doctor compares the device's)"
+        )
+
+
 class Offload(Rule):
     """Weights that do not stay in memory."""
 
@@ -492,6 +507,7 @@ RULES: tuple[Rule, ...] = (
     SignatureRule(),
     Integrity(),
     Layout(),
+    Support(),
     Offload(),
     Quantisation(),
     Mask(),

@@ -19,6 +19,7 @@ import pytest
 import sysfs
 from daemon import OPTIONS, Daemon, settled
 from gemctl.board.power import online_cpus
+from gemmake.check.rules import check_file
 from gemrun import GemRunContext, MemoryLockWarning
 from locking import limited, locks_without_limit, unprivileged
 from reference import make_image
@@ -233,6 +234,40 @@ def test_board_support_package(
     assert "a stored test vector gave another answer" in found["digests"][1]
     assert found["bsp"][0] == level
     assert part in found["bsp"][1]
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "part"),
+    [
+        ("36.4.3", "ok", "L4T 36.4.3, which the artifact was made for"),
+        ("35.4.1", "bad", "HDF version mismatch: L4T 36.4.3, and the artifact was made for 35.4.1"),
+    ],
+)
+def test_the_version_that_was_compiled_for(
+    version: str,
+    level: str,
+    part: str,
+    gemrun_cli: Path,
+    tree: sysfs.Sysfs,
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+) -> None:
+    """From the option, through the artifact, to those who look at it."""
+    words = (*OPTIONS, "--target", "jetson-orin-nano", "--bsp-version", version)
+    path = artifact_cache(tiny_checkpoint("qwen3", seed=0), *words)
+    found = lines(gemrun_cli, tree, path, code=int(level == "bad"))["bsp"]
+    assert found[0] == level
+    assert found[1].startswith(part)
+    done = subprocess.run(
+        [gemrun_cli, path, "--info", "--allow-foreign-board"], capture_output=True, text=True
+    )
+    assert f", for jetson-orin-nano, support package {version}\n" in done.stdout
+    report = check_file(path)
+    assert report.exit_code == 0
+    told = [one.text for one in report.findings if one.rule == "bsp"]
+    assert told == [
+        f"Board support package: built for {version} (gemrun --doctor compares the device's)"
+    ]
 
 
 def test_a_system_that_tells_nothing(gemrun_cli: Path, tmp_path: Path) -> None:

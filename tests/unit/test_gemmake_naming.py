@@ -77,11 +77,28 @@ def test_the_command_takes_the_name(
     assert seen == [Path(name)]
 
 
-def test_a_version_beside_a_name_is_refused() -> None:
-    line = ["--model", "m", "--target", "jetson-orin-nano", "--output", "x.gembin"]
-    result = CliRunner().invoke(main, [*line, "--bsp-version", "35.4.1"])
+@pytest.mark.parametrize("named", [(), ("--output", "x.gembin")])
+def test_a_version_is_stored_whatever_the_name(
+    monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    seen: list[str | None] = []
+
+    def compile_model(request: CompileOptions, _reporter: object) -> None:
+        seen.append(request.bsp_version)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("gemmake.pipeline.compile_model", compile_model)
+    line = ["--model", "m", "--target", "jetson-orin-nano", *named, "--bsp-version", "35.4.1"]
+    assert CliRunner().invoke(main, line).exit_code == 2
+    assert seen == ["35.4.1"]
+
+
+def test_a_wrong_version_beside_a_name_is_refused(tmp_path: Path) -> None:
+    line = ["--model", "m", "--target", "jetson-orin-nano", "--output", str(tmp_path / "x.gembin")]
+    result = CliRunner().invoke(main, [*line, "--bsp-version", "a/b"])
     assert result.exit_code == 2
-    assert "--bsp-version: is for the default name; leave out --output, or it" in result.stderr
+    assert "--bsp-version: a/b is no version; use letters, digits, '.' and '-'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_board_is_refused() -> None:
