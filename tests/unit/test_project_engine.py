@@ -172,6 +172,23 @@ def test_core_lines_of_the_minimal_build(record_property: pytest.RecordProperty)
     assert total <= MAX_LINES_MINIMAL
 
 
+def test_documents_state_one_size_and_one_count() -> None:
+    """What this file prints stands in several places: they change together."""
+
+    def stated(name: str, form: str) -> str:
+        found = re.findall(form, (ROOT / name).read_text(encoding="utf-8"))
+        assert len(found) == 1, f"{name}: {form}: {found}"
+        return str(found[0])
+
+    results = "benchmarks/RESULTS.md"
+    size = stated(results, r"x86-64 library, all its kernels \| ([\d,]+) bytes")
+    assert stated("packaging/README.md", r"gcc's build on x86-64 \(([\d,]+) bytes\)") == size
+    lines = stated(results, r"lines of code of the core, .* left out \| ([\d,]+) \|")
+    assert stated("README.md", r"the whole engine's count of ([\d,]+) ") == lines
+    assert int(size.replace(",", "")) <= MAX_BYTES
+    assert int(lines.replace(",", "")) <= MAX_LINES
+
+
 def test_public_header_is_short() -> None:
     text = (CSRC / "gemrun.h").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_HEADER_LINES
