@@ -80,6 +80,11 @@ GEMRUN_API int32_t gemrun_handle_run(gemrun_handle_t *h, const gemrun_request *r
 GEMRUN_API gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
                                         const gemrun_replacement *options,
                                         gemrun_replace_times *times);
+/* Back to the model before the newest replacement, opened again from its file, and that one is
+ * forgotten: there is one step back. Its tests are not replayed, its layout may differ.
+ * GEMRUN_E_STATE: there is none. times may be NULL. */
+GEMRUN_API gemrun_status gemrun_rollback(gemrun_handle_t *h, const char *warmup_prompt,
+                                         gemrun_replace_times *times);
 /* Free the model's memory after its last request; open it again, from the newest path. */
 GEMRUN_API gemrun_status gemrun_handle_disable(gemrun_handle_t *h);
 GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt);
@@ -97,7 +102,8 @@ GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_hand
  * '-'). Two threads of its own keep the connection, make it again when the daemon restarts, and do
  * what it asks; inference never waits for them. The daemon's pace ends with a detach, or when the
  * daemon has been away for 10 seconds. Detach waits for a replacement on its way. A version of the
- * daemon's store comes as an open file, which stays open for a later enable; /proc is needed. */
+ * daemon's store comes as an open file, which stays open for a later enable or rollback; /proc is
+ * needed. */
 GEMRUN_API gemrun_status gemrun_attach(gemrun_handle_t *h, const char *socket, const char *name);
 GEMRUN_API void gemrun_detach(gemrun_handle_t *h);
 

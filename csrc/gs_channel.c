@@ -457,11 +457,15 @@ static void answer_stats(gs_channel *c)
     gemrun_handle_get_stats(c->h, &s);
     pthread_mutex_lock(&c->h->lock);
     gs_facts f = c->h->facts;
+    uint64_t tokens = c->h->tokens, faults = c->h->faults;
+    bool way_back = c->h->before.path != NULL;
     pthread_mutex_unlock(&c->h->lock);
     gs_out *o = begin(c, "stats");
     gs_whole(o, "id", id_of(c->frame));
     gs_bool(o, "enabled", s.enabled != 0);
     put(o, "name", f.name); /* of the newest model, as its memory */
+    put(o, "digest", f.digest);
+    gs_bool(o, "way_back", way_back);
     gs_whole(o, "ram_total", s.enabled ? f.ram_total : 0);
     gs_whole(o, "active", s.active);
     gs_whole(o, "waiting", s.waiting);
@@ -469,6 +473,8 @@ static void answer_stats(gs_channel *c)
     gs_whole(o, "threads", s.threads);
     gs_whole(o, "requests", s.requests);
     gs_whole(o, "failed", s.failed);
+    gs_whole(o, "faults", faults);
+    gs_whole(o, "tokens", tokens);
     gs_whole(o, "replaced", s.replaced);
     gs_whole(o, "steps", s.steps);
     if (s.last.size > 0)
@@ -535,22 +541,26 @@ static void job_request(gs_channel *c)
     send_event(c);
 }
 
-/* By the file that came with the frame, else by its path, as also where there is no /proc. */
-static gemrun_status replace_model(gs_channel *c, const gemrun_replacement *o,
-                                   gemrun_replace_times *t)
+/* By the file that came with the frame, else by its path. */
+static gemrun_status replace_model(gs_channel *c, gemrun_replace_times *t)
 {
+    const gs_frame *f = c->job;
+    gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(f, "warmup_prompt")};
+    o.allow_layout_change = (uint32_t)whole_of(f, "allow_layout_change", 1, 0);
     int file = c->job->file;
     c->job->file = -1;
-    gemrun_status st = file >= 0 ? gs_replace_file(c->h, file, o, t) : GEMRUN_E_OPEN;
-    return st == GEMRUN_E_OPEN ? gemrun_replace(c->h, text_of(c->job, "path"), o, t) : st;
+    if (file < 0 && !text_of(f, "path"))
+        return gs_refuse(GEMRUN_E_ARGUMENT, "replace", "no file and no path; send one");
+    return gs_replace_stored(c->h, text_of(f, "path"), file, text_of(f, "digest"), &o, t);
 }
 
+/* Another version, or with "rollback" the one before this one. */
 static void job_replace(gs_channel *c)
 {
-    gemrun_replacement o = {.size = sizeof o, .warmup_prompt = text_of(c->job, "warmup_prompt")};
     gemrun_replace_times t = {.size = sizeof t};
-    o.allow_layout_change = (uint32_t)whole_of(c->job, "allow_layout_change", 1, 0);
-    gemrun_status st = replace_model(c, &o, &t);
+    bool back = strcmp(text_of(c->job, "op"), "rollback") == 0;
+    gemrun_status st = back ? gemrun_rollback(c->h, text_of(c->job, "warmup_prompt"), &t)
+                            : replace_model(c, &t);
     if (st != GEMRUN_OK) {
         answer_failure(c, st, gemrun_last_error());
         return;
@@ -583,9 +593,10 @@ static const struct op {
     bool is_job, for_workers;
 } ops[] = {{"ping", answer_ping, 0, 0},       {"pace", answer_pace, 0, 0},
            {"stats", answer_stats, 0, 0},     {"cancel", answer_cancel, 0, 0},
-           {"replace", job_replace, 1, 0},    {"enable", job_enable, 1, 0},
-           {"disable", job_enable, 1, 0},     {"generate", job_request, 1, 1},
-           {"test", job_request, 1, 1},       {"reset", job_request, 1, 1}};
+           {"replace", job_replace, 1, 0},    {"rollback", job_replace, 1, 0},
+           {"enable", job_enable, 1, 0},      {"disable", job_enable, 1, 0},
+           {"generate", job_request, 1, 1},   {"test", job_request, 1, 1},
+           {"reset", job_request, 1, 1}};
 
 static const struct op *op_of(const gs_frame *f)
 {

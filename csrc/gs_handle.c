@@ -195,7 +195,8 @@ static gs_model *take(gemrun_handle_t *h)
     return m;
 }
 
-static void give_back(const ride *r, const gemrun_stats *s, bool failed)
+/* `n`: what the run returned. */
+static void give_back(const ride *r, const gemrun_stats *s, int32_t n)
 {
     gemrun_handle_t *h = r->h;
     gs_model *m = r->model;
@@ -204,7 +205,9 @@ static void give_back(const ride *r, const gemrun_stats *s, bool failed)
     m->ctx->e.chunk = m->chunk;
     h->riding = NULL;
     h->requests++;
-    h->failed += failed;
+    h->failed += n < 0;
+    h->faults += n <= GEMRUN_E_OPEN || (s && s->nonfinite_errors > 0);
+    h->tokens += s ? s->generated_tokens : 0;
     if (s)
         h->last = *s;
     bool retired = h->model != m;
@@ -230,7 +233,7 @@ static int32_t take_turn(ride *r, gemrun_run_fn run, void *arg)
     q.user = r;
     int32_t n = run(r->model->ctx, &q, arg);
     bool known = n >= 0 && gemrun_get_stats(r->model->ctx, &s) == GEMRUN_OK;
-    give_back(r, known ? &s : NULL, n < 0);
+    give_back(r, known ? &s : NULL, n);
     return n;
 }
 
@@ -394,6 +397,34 @@ static bool same_layout(gemrun_handle_t *h, const gs_model *m)
     return same;
 }
 
+static void forget(gs_source *s)
+{
+    if (s->file >= 0)
+        close(s->file);
+    free(s->path);
+    *s = (gs_source){.file = -1};
+}
+
+static gemrun_status name_source(gs_source *s, const char *path, int file, const char *digest)
+{
+    *s = (gs_source){.path = strdup(path), .file = file};
+    snprintf(s->digest, sizeof s->digest, "%s", digest ? digest : "");
+    return s->path ? GEMRUN_OK
+                   : gs_refuse(GEMRUN_E_MAP, path, "no memory left for its name; free some");
+}
+
+/* The model in use is from `from` from now on; `back`: that was the one before it, and what it
+ * takes the place of is forgotten. */
+static void settle(gemrun_handle_t *h, const gs_source *from, bool back)
+{
+    pthread_mutex_lock(&h->lock);
+    gs_source left = back ? h->newest : h->before;
+    h->before = back ? (gs_source){.file = -1} : h->newest;
+    h->newest = *from;
+    pthread_mutex_unlock(&h->lock);
+    forget(&left);
+}
+
 /* Tests and warm-up of a candidate, timed. */
 static gemrun_status prove(gs_model *m, const gemrun_replacement *o, gemrun_replace_times *t)
 {
@@ -409,36 +440,47 @@ static gemrun_status prove(gs_model *m, const gemrun_replacement *o, gemrun_repl
     return st;
 }
 
-/* `file` is the descriptor that `path` names, or -1; it is the handle's where this succeeds. */
-static gemrun_status replace(gemrun_handle_t *h, const char *path, int file,
+/* `from` is the handle's where this succeeds. */
+static gemrun_status replace(gemrun_handle_t *h, const gs_source *from, bool back,
                              const gemrun_replacement *o, gemrun_replace_times *t)
 {
     gemrun_status st;
     uint64_t start = gs_now();
-    gs_model *m = open_model(h, path, o->check_weights, &st);
+    gs_model *m = open_model(h, from->path, o->check_weights, &st);
     t->open_ms = ms_since(start);
     if (!m)
         return st;
     if (!o->allow_layout_change && !same_layout(h, m))
-        st = gs_refuse(GEMRUN_E_CONTEXT, path, "its context or KV type differs from the model in "
-                       "use; compile it alike, or allow the layout change");
+        st = gs_refuse(GEMRUN_E_CONTEXT, from->path, "its context or KV type differs from the "
+                       "model in use; compile it alike, or allow the layout change");
     st = st == GEMRUN_OK ? prove(m, o, t) : st;
-    char *kept = st == GEMRUN_OK ? strdup(path) : NULL;
-    if (st == GEMRUN_OK && !kept)
-        st = gs_refuse(GEMRUN_E_MAP, path, "no memory left for its name; free some");
     if (st != GEMRUN_OK) {
         free_model(m);
         return st;
     }
+    memcpy(m->facts.digest, from->digest, sizeof m->facts.digest);
     start = gs_now();
-    free(h->path);
-    h->path = kept;
-    if (h->file >= 0)
-        close(h->file);
-    h->file = file;
+    settle(h, from, back);
     flip(h, m, true);
     t->flip_ms = ms_since(start);
     return GEMRUN_OK;
+}
+
+/* A replacement by what is named; `file` is the caller's again where this fails. */
+static gemrun_status replace_by(gemrun_handle_t *h, const char *path, int file, const char *digest,
+                                const gemrun_replacement *o, gemrun_replace_times *t)
+{
+    gs_source from;
+    if (!enter(h))
+        return refuse_closing();
+    pthread_mutex_lock(&h->changing);
+    gemrun_status st = name_source(&from, path, file, digest);
+    st = st == GEMRUN_OK ? replace(h, &from, false, o, t) : st;
+    pthread_mutex_unlock(&h->changing);
+    leave(h);
+    if (st != GEMRUN_OK)
+        free(from.path);
+    return st;
 }
 
 gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
@@ -452,32 +494,47 @@ gemrun_status gemrun_replace(gemrun_handle_t *h, const char *path,
                          "a null pointer or a wrong size; set size, give a handle and a path");
     if (options)
         o = *options;
-    if (!enter(h))
-        return refuse_closing();
-    pthread_mutex_lock(&h->changing);
-    gemrun_status st = replace(h, path, -1, &o, &t);
-    pthread_mutex_unlock(&h->changing);
-    leave(h);
+    gemrun_status st = replace_by(h, path, -1, NULL, &o, &t);
     if (times)
         *times = t;
     return st;
 }
 
-gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replacement *options,
+gemrun_status gs_replace_stored(gemrun_handle_t *h, const char *path, int file, const char *digest,
+                                const gemrun_replacement *options, gemrun_replace_times *times)
+{
+    char open_file[32];
+    gemrun_status st = GEMRUN_E_OPEN;
+    if (file >= 0) {
+        snprintf(open_file, sizeof open_file, "/proc/self/fd/%d", file);
+        st = replace_by(h, open_file, file, digest, options, times);
+        if (st != GEMRUN_OK)
+            close(file);
+    }
+    bool by_path = st == GEMRUN_E_OPEN && path; /* also where there is no /proc */
+    return by_path ? replace_by(h, path, -1, digest, options, times) : st;
+}
+
+gemrun_status gemrun_rollback(gemrun_handle_t *h, const char *warmup_prompt,
                               gemrun_replace_times *times)
 {
-    char path[32];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    bool may = enter(h);
-    gemrun_status st = may ? GEMRUN_OK : refuse_closing();
-    if (may) {
-        pthread_mutex_lock(&h->changing);
-        st = replace(h, path, file, options, times);
-        pthread_mutex_unlock(&h->changing);
-        leave(h);
-    }
-    if (st != GEMRUN_OK)
-        close(file);
+    gemrun_replacement o = {.size = sizeof o, .allow_layout_change = 1, .skip_tests = 1,
+                            .warmup_prompt = warmup_prompt};
+    gemrun_replace_times t = {.size = sizeof t};
+    if (!h || (times && times->size != sizeof t))
+        return gs_refuse(GEMRUN_E_ARGUMENT, "gemrun_rollback",
+                         "a null pointer or a wrong size; set size, give a handle");
+    if (!enter(h))
+        return refuse_closing();
+    pthread_mutex_lock(&h->changing);
+    gs_source from = h->before;
+    gemrun_status st = from.path ? replace(h, &from, true, &o, &t)
+                                 : gs_refuse(GEMRUN_E_STATE, "handle", "no model before this one; "
+                                             "replace it by the one that is wanted");
+    pthread_mutex_unlock(&h->changing);
+    leave(h);
+    if (times)
+        *times = t;
     return st;
 }
 
@@ -499,12 +556,14 @@ static gemrun_status enable(gemrun_handle_t *h, const char *warmup_prompt)
     gemrun_status st = GEMRUN_OK;
     if (h->model) /* only the holder of `changing` sets it */
         return st;
-    gs_model *m = open_model(h, h->path, false, &st);
+    gs_model *m = open_model(h, h->newest.path, false, &st);
     st = m && warmup_prompt ? warm_up(m, warmup_prompt) : st;
-    if (st == GEMRUN_OK)
-        flip(h, m, false);
-    else
+    if (st != GEMRUN_OK) {
         free_model(m);
+        return st;
+    }
+    memcpy(m->facts.digest, h->newest.digest, sizeof m->facts.digest);
+    flip(h, m, false);
     return st;
 }
 
@@ -622,10 +681,10 @@ static gemrun_handle_t *new_handle(const char *path, const gemrun_config *config
                         .now = GS_UNPACED, .since = gs_now()};
     h->heat.rung = (gb_rung){GS_WHOLE, GS_WHOLE, GS_WHOLE, 0};
     h->config = config ? *config : gemrun_config_default();
-    h->file = -1;
-    h->path = strdup(path);
+    h->before.file = -1;
+    bool named = name_source(&h->newest, path, -1, NULL) == GEMRUN_OK;
     h->kernel = h->config.kernel ? strdup(h->config.kernel) : NULL;
-    bool copied = h->path && !h->kernel == !h->config.kernel;
+    bool copied = named && !h->kernel == !h->config.kernel;
     h->config.kernel = h->kernel; /* the caller's text may be gone at the next open */
     if (copied)
         return h;
@@ -674,9 +733,8 @@ void gemrun_handle_close(gemrun_handle_t *h)
     pthread_mutex_destroy(&h->attaching);
     pthread_mutex_destroy(&h->changing);
     pthread_mutex_destroy(&h->lock);
-    if (h->file >= 0)
-        close(h->file);
+    forget(&h->newest);
+    forget(&h->before);
     free(h->kernel);
-    free(h->path);
     free(h);
 }

@@ -8,8 +8,11 @@
 #include "gemrun_thermal.h"
 #include "gs_thermal.h"
 
+enum { GS_DIGEST = 65 }; /* bytes of a SHA-256 in hexadecimal digits, its end included */
+
 typedef struct gs_facts { /* of a model, for the daemon; they outlive it */
     char name[65], family[17], target[17], kernel[40];
+    char digest[GS_DIGEST]; /* as the daemon's store names its file; empty: the program's own */
     uint32_t context, kv_size, kv_type, has_chat, threads;
     uint64_t ram_total, ram_kv;
     uint64_t locked, unlocked; /* bytes kept from being paged out, and those that are not */
@@ -50,6 +53,12 @@ typedef struct gs_waiter { /* a request that waits for its turn, on its caller's
     struct gs_waiter *next;
 } gs_waiter;
 
+typedef struct gs_source { /* what a model is opened from */
+    char *path;             /* NULL: nothing is here */
+    int file;               /* descriptor that the path names, or -1 */
+    char digest[GS_DIGEST]; /* as in gs_facts */
+} gs_source;
+
 struct gs_channel;
 
 struct gemrun_handle {
@@ -63,13 +72,14 @@ struct gemrun_handle {
     gs_heat heat;
     gemrun_config config;
     char *kernel;            /* the text that config points to */
-    char *path;              /* of the newest model; under changing */
-    int file;                /* descriptor that the path names, or -1; under changing */
+    gs_source newest;        /* read under changing, changed under the lock too .. */
+    gs_source before;        /* .. as this one: what a rollback opens */
     gs_facts facts;          /* its facts, kept while it is disabled */
     bool closing;
     bool asleep;             /* a step waits for its pace */
     uint32_t inside;         /* callers that still use the handle: close waits for them */
-    uint64_t requests, failed, replaced, steps;
+    uint64_t requests, failed, replaced, steps, tokens;
+    uint64_t faults;         /* of the failed ones, those that are not the caller's mistake */
     gemrun_stats last;
     pthread_mutex_t changing;  /* one replace, disable or enable at a time */
     pthread_mutex_t attaching; /* one attach or detach at a time */
@@ -81,10 +91,11 @@ uint64_t gs_now(void); /* nanoseconds of a clock that never jumps */
 gemrun_status gs_refuse(gemrun_status code, const char *object, const char *what);
 /* Are both contexts of the same artifact, with the same layout of the cache? (gs_session.c) */
 bool gs_one_artifact(const gemrun_context_t *one, const gemrun_context_t *other);
-/* gemrun_replace by an open file, which may lie where our user may not look. It is ours from now
- * on, and open for as long as the handle may open the model again. */
-gemrun_status gs_replace_file(gemrun_handle_t *h, int file, const gemrun_replacement *options,
-                              gemrun_replace_times *times);
+/* gemrun_replace by a file of the daemon's store, which may lie where our user may not look: by its
+ * descriptor (-1: by its path), which is ours from now on, and open for as long as the handle may
+ * open the model again. `digest` may be NULL. */
+gemrun_status gs_replace_stored(gemrun_handle_t *h, const char *path, int file, const char *digest,
+                                const gemrun_replacement *options, gemrun_replace_times *times);
 /* The daemon's pace, beside the program's own; the values are in range. */
 void gs_pace_by_daemon(gemrun_handle_t *h, gs_shares shares);
 #define GS_UNPACED ((gs_shares){{1000, 0}, {1000, 0}})

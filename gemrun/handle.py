@@ -275,7 +275,16 @@ class GemRunHandle(_Runner):
         c_path = arguments.path("path", path)
         with self._handle.call() as pointer:
             _check(lib.gemrun_replace(pointer, c_path, options, times))
-        return ReplaceTimes(**{name: getattr(times, name) for name in ReplaceTimes.__annotations__})
+        return _times_of(times)
+
+    def rollback(self, warmup_prompt: str | None = None) -> ReplaceTimes:
+        """Back to the model before the newest replacement, opened again from its file; there is one
+        step back. Its tests are not replayed, its layout may differ. CallError: there is none."""
+        prompt = _c_text("warmup_prompt", warmup_prompt)
+        times = ffi.new("gemrun_replace_times *", {"size": ffi.sizeof("gemrun_replace_times")})
+        with self._handle.call() as pointer:
+            _check(lib.gemrun_rollback(pointer, prompt, times))
+        return _times_of(times)
 
     def disable(self) -> None:
         """Free the model's memory after its last request; requests are refused until `enable`."""
@@ -338,6 +347,10 @@ class GemRunHandle(_Runner):
         """Leave the daemon; its pace ends. Repeats do nothing."""
         with self._handle.call() as pointer:
             lib.gemrun_detach(pointer)
+
+
+def _times_of(c: Any) -> ReplaceTimes:
+    return ReplaceTimes(**{name: getattr(c, name) for name in ReplaceTimes.__annotations__})
 
 
 def _c_text(name: str, value: str | None) -> Any:

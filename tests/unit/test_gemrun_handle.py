@@ -218,7 +218,14 @@ def test_replace(files: dict[str, Path], answers: dict[str, Tokens]) -> None:
         assert handle.infer("hello", 12, **GREEDY) == answers["b"]
         assert (mappings(files["a"]), mappings(files["b"])) == (0, 1)
         assert handle.stats().replaced == 1
-    assert mappings(files["b"]) == 0
+        back = handle.rollback(warmup_prompt="warm")
+        assert (back.tests, back.open_ms >= 0) == (0, True)
+        assert handle.infer("hello", 12, **GREEDY) == answers["a"]
+        assert (mappings(files["a"]), mappings(files["b"])) == (1, 0)
+        with pytest.raises(CallError, match="no model before this one") as caught:
+            handle.rollback()
+        assert caught.value.code == -12
+    assert mappings(files["a"]) == 0
 
 
 def test_what_is_refused_leaves_the_model(
