@@ -22,7 +22,7 @@ from gemctl.config import Celsius, Mode
 from gemctl.core import policy
 from gemctl.errors import ApiError, of_system
 from gemctl.events import EventHub
-from gemctl.serve import replace
+from gemctl.serve import handover, replace
 from gemctl.serve.jobs import Job
 from gemctl.serve.models import Model, Models
 from gemctl.service import Caller, Emit
@@ -31,6 +31,7 @@ from gemctl.store.store import check_name
 
 if TYPE_CHECKING:
     from gemctl.daemon import Daemon
+    from gemctl.serve.attached import Attached
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
@@ -63,8 +64,8 @@ CLEAN_S = 20.0  # for what a job that was cancelled has to put away
 # Methods that mean a model of the daemon: a program that attached itself takes none of them.
 NOT_ATTACHED = frozenset(
     {
-        *("model.status", "model.load", "model.unload", "model.pin", "model.priority"),
-        *("model.rollback", "model.switch", "model.remove", "generate"),
+        *("model.load", "model.unload", "model.pin", "model.priority", "model.switch"),
+        *("model.remove", "generate"),
     }
 )
 
@@ -284,9 +285,9 @@ class Api:
         """A program that attached itself loads and asks its model by itself."""
         if method in NOT_ATTACHED and self._daemon.attached_named(name) is not None:
             what = f"{name}: is an attached program"
-            remedy = "gemctl model list has what is known of it; it takes disable, enable, replace"
+            remedy = f"it takes disable, enable, replace and rollback; gemctl model status {name}"
             if method == "model.remove":
-                remedy = "gemctl model list has its process; remove versions once that has ended"
+                remedy = f"remove versions once its process has ended; gemctl model status {name}"
             raise ApiError("conflict", f"{what}; {remedy}")
 
     # ---- models ----
@@ -348,8 +349,11 @@ class Api:
         }
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        program = self._daemon.attached_named(p.name)
+        if program is not None:
+            mine = {**program.brief(), "job": self._job(program.name), **program.status()}
+            return {**mine, **self._stored(program.name)}
         model = self.models.named(p.name)
-        versions = self.models.stored(model.name)
         slot = model.current
         worker = slot.worker if slot is not None else None
         return {
@@ -363,11 +367,18 @@ class Api:
             "crashes": len(slot.crashes.times_s) if slot is not None else 0,
             "kv_auto_reset_percent": self._daemon.auto_reset,
             "swap": model.swap,
+            "requests": {"done": model.figures.done, "failed": model.figures.failed},
+            **self._stored(model.name),
+        }
+
+    def _stored(self, name: str) -> dict[str, Any]:
+        """What the store has of a model."""
+        versions = self.models.stored(name)
+        return {
             "current": versions.current,
             "previous": versions.previous,
             "present": [{"digest": v.digest, "bytes": v.size} for v in versions.present],
             "bad": [{"digest": digest, "reason": why} for digest, why in versions.bad],
-            "requests": {"done": model.figures.done, "failed": model.figures.failed},
         }
 
     async def model_load(self, p: LoadParams, call: Call) -> dict[str, Any]:
@@ -419,14 +430,16 @@ class Api:
     async def model_disable(self, p: MaybeName, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
-            return await attached.disable()
+            job = self._at_once(attached.name, "disable")
+            return await self.models.procedure(job, attached.disable())
         job = self._at_once(p.name, "disable")
         return await self.models.procedure(job, self.models.disable(p.name))
 
     async def model_enable(self, p: EnableParams, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
-            return await attached.enable(p.warmup_prompt)
+            job = self._at_once(attached.name, "enable")
+            return await self.models.procedure(job, attached.enable(p.warmup_prompt))
         job = Job(p.name or self.models.active or "", "enable")
         return await self.models.procedure(job, self.models.enable(p.name, p.warmup_prompt))
 
@@ -439,7 +452,7 @@ class Api:
             raise ApiError("bad_request", "model.replace: give one of a file and a digest")
         attached = self._daemon.attached_named(p.name)
         if attached is not None:
-            return await self._replace_attached(attached, p, fds)
+            return await self._replace_attached(attached, p, call)
         name = p.name or self.models.active
         if name is None:
             raise ApiError("not_found", "no model is active; name one")
@@ -488,12 +501,16 @@ class Api:
         if not model.slots() and (attached or not stored):
             self.models.models.pop(model.name, None)
 
-    async def _replace_attached(self, attached: Any, p: ReplaceParams, fds: Any) -> dict[str, Any]:
-        if not fds:
-            raise ApiError("bad_request", "model.replace: an attached program takes a file")
-        job = Job(attached.name, "replacement", descriptor=os.dup(fds[0]))
-        report: dict[str, Any] = await self.models.procedure(job, attached.replace(p, job))
-        return {"model": attached.name, "already": False, **report}
+    async def _replace_attached(
+        self, program: Attached, p: ReplaceParams, call: Call
+    ) -> dict[str, Any]:
+        fds = call.caller.fds
+        digest = None if fds else self._digest(program.name, p.digest)
+        descriptor = os.dup(fds[0]) if fds else -1
+        job = Job(program.name, "replacement", descriptor=descriptor)
+        h = handover.Handover(self.models, program, call.tell, job)
+        work = handover.replace(h, digest, p.warmup_prompt, p.allow_layout_change)
+        return {"model": program.name, "already": False, **await self.models.procedure(job, work)}
 
     async def model_remove(self, p: LoadParams, call: Call) -> dict[str, Any]:
         digest = self._digest(p.name, p.digest)
@@ -502,6 +519,11 @@ class Api:
         return {"model": p.name, "digest": digest}
 
     async def model_rollback(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        program = self._daemon.attached_named(p.name)
+        if program is not None:
+            job = Job(program.name, "rollback")
+            h = handover.Handover(self.models, program, call.tell, job)
+            return await self.models.procedure(job, handover.rollback(h))
         model = self.models.named(p.name)
         job = Job(model.name, "rollback")
         return await self.models.procedure(
@@ -598,8 +620,8 @@ class Api:
 
     # ---- the daemon ----
 
-    async def read_stats(self, p: NoParams, call: Call) -> dict[str, Any]:
-        return self.stats()
+    async def read_stats(self, p: MaybeName, call: Call) -> dict[str, Any]:
+        return self._daemon.stats(p.name)
 
     async def stats_history(self, p: HistoryParams, call: Call) -> dict[str, Any]:
         return self._daemon.history.query(p.seconds, p.step_s)
@@ -655,7 +677,7 @@ async def _closing(events: AsyncIterator[Any]) -> AsyncIterator[None]:
 
 
 METHODS: dict[str, Method] = {
-    "stats": Method(NoParams, Api.read_stats, False),
+    "stats": Method(MaybeName, Api.read_stats, False),
     "stats.history": Method(HistoryParams, Api.stats_history, False),
     "events.follow": Method(FollowParams, Api.events_follow, False),
     "model.list": Method(NoParams, Api.model_list, False),

@@ -143,7 +143,7 @@ def name_of(session: Session, file: str) -> str | None:
 
 def finish(session: Session, found: Values, text: Callable[[Values], str], wait: bool) -> None:
     """Show what was done; with `wait` after the end of its probation."""
-    if not wait or found.get("strategy") == "attached":  # a program tries it by itself
+    if not wait:
         session.show(found, text)
         return
     if not session.json:

@@ -138,6 +138,7 @@ def finish(session: Session, _result: object) -> None:
 
 
 @main.command()
+@MAYBE_NAME
 @click.option("--history", is_flag=True, help="the last hour instead of now")
 @click.option(
     "--seconds", type=Number(1, 3600, "s", whole=True), help="so far back  [default: 3600]"
@@ -145,15 +146,19 @@ def finish(session: Session, _result: object) -> None:
 @click.option("--step", "step_s", type=Number(1, 600, "s", whole=True),
               help="seconds that one figure is for  [default: 60]")  # fmt: skip
 @pass_session
-def stats(session: Session, history: bool, seconds: int | None, step_s: int | None) -> None:
-    """Figures of now, or of the last hour."""
+def stats(
+    session: Session, name: str | None, history: bool, seconds: int | None, step_s: int | None
+) -> None:
+    """Figures of now, of the active model or of NAME, or of the last hour."""
+    if history and name is not None:
+        asking.wrong("stats: --history is of the whole device; leave the name out")
     if history:
         found = session.ask("stats.history", seconds=seconds or 3600, step_s=step_s or 60)
         session.show(found, render.history)
     elif seconds or step_s:
         asking.wrong("stats: --seconds and --step are of --history; give that too")
     else:
-        session.show(session.ask("stats"), render.stats)
+        session.show(session.ask("stats", name=name), render.stats)
 
 
 @main.command()

@@ -38,9 +38,9 @@ from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.mqtt.signed import SignedOnly
 from gemctl.notify import given_socket, notify, watchdog_s
-from gemctl.serve import artifact, replace
-from gemctl.serve.attached import Attached
-from gemctl.serve.models import Model, Models, Pace
+from gemctl.serve import artifact, handover, replace
+from gemctl.serve.attached import Attached, share
+from gemctl.serve.models import Model, Models
 from gemctl.serve.slot import Slot, unavailable
 from gemctl.serve.worker import find_program
 from gemctl.service import Service
@@ -97,8 +97,7 @@ class Daemon:
         self.models.on_trial = functools.partial(replace.begin_probation, self.models)
         self.models.on_phase = self.throttle.phase_changed
         self.api = Api(self)
-        self.attached: dict[str, Attached] = {}
-        self.models.on_pace = self._pace_attached
+        self.models.on_attached = functools.partial(handover.resume, self.models)
         self.bridge: Any = None
         self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []
@@ -191,7 +190,7 @@ class Daemon:
             await waiting.within(STOP_S, self.models.stop())
         self.hub.close()  # who follows events gets the number of the last one
         await front.goodbye()
-        for program in self.attached.values():
+        for program in list(self.models.programs.values()):
             await program.channel.close()
         if self.bridge is not None:  # it ends by itself: its last word is "offline"
             await waiting.ended(self.bridge_ended, GOODBYE_S)
@@ -360,15 +359,16 @@ class Daemon:
         The first of a name stays: two of one name would push each other out for ever.
         """
         check_name(name)
-        first, model = self.attached.get(name), self.models.models.get(name)
+        programs = self.models.programs
+        first, model = programs.get(name), self.models.models.get(name)
         wanted = self.models.state.models.get(name)
         if (model is not None and (model.slots() or model.busy)) or (wanted and wanted.enabled):
             raise ApiError("conflict", f"attach: {name} is a model of the daemon; use another name")
         if first is not None and not first.channel.closed.is_set():
             reason = f"attach: {name} is attached (process {first.pid}); use another name"
             raise ApiError("conflict", reason)
-        if len(self.attached) >= self.config.daemon.connections:
-            reason = f"attach: {len(self.attached)} programs are attached; raise daemon.connections"
+        if len(programs) >= self.config.daemon.connections:
+            reason = f"attach: {len(programs)} programs are attached; raise daemon.connections"
             raise ApiError("busy", reason)
 
     async def attach(self, name: str, pid: int, sock: socket.socket) -> None:
@@ -378,15 +378,7 @@ class Daemon:
         except ApiError:
             sock.close()
             return
-        program = Attached(
-            name,
-            pid,
-            self.store,
-            self.config.models,
-            self.config.sensors.sysfs_root,
-            self.hub,
-        )
-        self.attached[name] = program
+        program = self.models.programs[name] = Attached(name, pid, self.models)
         self.models.models.pop(name, None)  # versions that were staged for it, and nothing else
         await program.channel.open(sock)
         program.task = asyncio.create_task(self._serve_program(program))
@@ -398,20 +390,17 @@ class Daemon:
             self.log(f"{program.name}: attached program ended: {error or type(error).__name__}")
         finally:
             await program.channel.close()
-            if self.attached.get(program.name) is program:
-                del self.attached[program.name]
-
-    def _pace_attached(self, pace: Pace) -> None:
-        for program in self.attached.values():
-            program.pace(pace)
+            if self.models.programs.get(program.name) is program:
+                del self.models.programs[program.name]
+                self.metrics.forget_model(program.name)
 
     def attached_named(self, name: str | None) -> Attached | None:
         """A program by its name."""
-        return self.attached.get(name or "")
+        return self.models.programs.get(name or "")
 
     def attached_list(self) -> list[dict[str, Any]]:
         """For `model.list`."""
-        return [program.brief() for program in self.attached.values()]
+        return [program.brief() for program in self.models.programs.values()]
 
     # ---- what is told ----
 
@@ -425,43 +414,57 @@ class Daemon:
             return None
         return config.auto_reset_percent if percent is None else percent
 
-    def stats(self) -> dict[str, Any]:
-        """`gemctl stats --json`: the order of the keys is part of the interface."""
-        model = self.models.models.get(self.models.active or "")
-        slot = model.current if model is not None else None
-        last = model.figures.last if model is not None else {}
-        facts = slot.worker.facts if slot is not None and slot.worker is not None else None
+    def stats(self, name: str | None = None) -> dict[str, Any]:
+        """`gemctl stats --json`: the order of the keys is part of the interface. Raises ApiError
+        for a name that nobody has."""
+        program = self.attached_named(name)
+        mine = program.stats() if program is not None else self._stats_of(name)
         d, reading = self.throttle.decision, self.throttle.reading
-        p50, p95 = self.history.ttft_percentiles(time.monotonic())
-        used = 0 if last.get("reset") or facts is None else last.get("kv_used", 0)
-        per_token = facts.ram_kv / facts.kv_size if facts is not None else 0.0
         throttle = self.throttle.describe()
         return {
-            "ttft_ms": last.get("ttft_ms"),
-            "throughput_tps": last.get("decode_tps"),
-            "kv_cache_used": used,
+            **{key: mine.pop(key) for key in ("ttft_ms", "throughput_tps", "kv_cache_used")},
             "temp_c": d.temp_c if d else None,
             "v": 1,
             "ts": round(time.time(), 3),
-            "model": self.models.active,
-            "digest": slot.digest if slot is not None else None,
-            "state": model.state if model is not None else "empty",
+            **{key: mine.pop(key) for key in ("model", "digest", "state")},
             "throttle": {
                 key: throttle[key]
                 for key in ("mode", "level", "duty", "reason", "threshold_c", "predicted_c")
             },
             "power_w": reading.power_w if reading else None,
             "energy_per_token_j": self.throttle.energy_per_token(),
+            **mine,
+        }
+
+    def _stats_of(self, name: str | None) -> dict[str, Any]:
+        """A model's part of `stats`; without a name that of the active one, and the requests of
+        all."""
+        model = self.models.models.get(self.models.active or "")
+        model = self.models.model(name) if name is not None else model
+        slot = model.current if model is not None else None
+        last = model.figures.last if model is not None else {}
+        facts = slot.worker.facts if slot is not None and slot.worker is not None else None
+        p50, p95 = self.history.ttft_percentiles(time.monotonic())
+        used = 0 if last.get("reset") or facts is None else last.get("kv_used", 0)
+        per_token = facts.ram_kv / facts.kv_size if facts is not None else 0.0
+        asked = list(self.models.models.values()) if name is None else [model]
+        return {
+            "ttft_ms": last.get("ttft_ms"),
+            "throughput_tps": last.get("decode_tps"),
+            "kv_cache_used": used,
+            "model": self.models.active if name is None else name,
+            "digest": slot.digest if slot is not None else None,
+            "state": model.state if model is not None else "empty",
             "requests": {
-                "active": sum(slot.busy for slot in self.models.all_slots()),
-                "queued": sum(len(m.turns) for m in self.models.models.values()),
-                "done": sum(m.figures.done for m in self.models.models.values()),
-                "failed": sum(m.figures.failed for m in self.models.models.values()),
+                "active": sum(slot.busy for m in asked if m for slot in m.slots()),
+                "queued": sum(len(m.turns) for m in asked if m),
+                "done": sum(m.figures.done for m in asked if m),
+                "failed": sum(m.figures.failed for m in asked if m),
             },
             "swap": model.swap if model is not None else {},
             "kv_cache_size": facts.kv_size if facts is not None else None,
             "kv_cache_used_bytes": round(used * per_token),
-            "kv_cache_hit_ratio": _share(last.get("reused"), last.get("prompt_tokens")),
+            "kv_cache_hit_ratio": share(last.get("reused"), last.get("prompt_tokens")),
             "ttft_p50_ms": p50,
             "ttft_p95_ms": p95,
             "kv_auto_reset_percent": self.auto_reset,
@@ -482,7 +485,7 @@ class Daemon:
             "python": platform.python_version(),
             "tick_ms": round(self.throttle.tick_ms, 3),
             "mqtt": self.bridge.info() if self.bridge is not None else None,
-            "attached": sorted(self.attached),
+            "attached": sorted(self.models.programs),
         }
 
     def doctor(self) -> list[dict[str, Any]]:
@@ -645,11 +648,6 @@ def _lock(folder: Path) -> int:
         reason = f"{folder}: another gemctld works here; stop it, or set daemon.state"
         raise ApiError("conflict", reason) from None
     return place
-
-
-def _share(part: int | None, whole: int | None) -> float | None:
-    """How much of a prompt the cache held already."""
-    return round(part / whole, 3) if part is not None and whole else None
 
 
 def _check(level: str, name: str, text: str) -> dict[str, Any]:

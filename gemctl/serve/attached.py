@@ -1,87 +1,234 @@
 """Programs that link the engine and let the daemon see and steer it (gemrun_control.h).
 
 Their requests are their own. The daemon reads their figures, sets their pace, and disables, enables
-or replaces their model; it never ends their process.
+or replaces their model (handover.py); it never ends their process. What they tell is not trusted:
+a figure that is none counts as 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemctl import waiting
-from gemctl.config import ModelsConfig
 from gemctl.errors import ApiError
-from gemctl.events import EventHub
-from gemctl.serve import artifact, candidate
 from gemctl.serve.channel import Channel, error_of
-from gemctl.serve.jobs import Job
 from gemctl.serve.slot import Pace
-from gemctl.store.copying import Pace as CopyPace
-from gemctl.store.store import Staged, Store
+from gemctl.serve.worker import WHOLE_MOST, Facts
+from gemctl.show.history import TTFT_WINDOW_S, Window
 
 if TYPE_CHECKING:
-    from gemctl.api import ReplaceParams
+    from gemctl.serve.handover import Trial
+    from gemctl.serve.models import Models
 
 ANSWER_S = 60.0  # a replacement opens, tests and warms before it answers
 STATS_S = 1.0
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def _whole(event: dict[str, Any], key: str) -> int:
+    """A count that a program told; 0 where it told none, or nonsense."""
+    value = event.get(key)
+    return value if type(value) is int and 0 <= value < WHOLE_MOST else 0
+
+
+def real(event: dict[str, Any], key: str) -> float | None:
+    """A measured figure that a program told; None where it told none, or nonsense."""
+    value = event.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    return None
 
 
 class Attached:
-    """One program. `figures` is its newest `stats` event."""
+    """One program. `figures` is its newest `stats` event, `swap` its newest replacement."""
 
-    def __init__(
-        self, name: str, pid: int, store: Store, config: ModelsConfig, root: Path, hub: EventHub
-    ) -> None:
+    def __init__(self, name: str, pid: int, models: Models) -> None:
         self.name = name
         self.pid = pid
-        self.facts: dict[str, Any] = {}
+        self.busy = ""  # the procedure that changes it now
+        self.facts: Facts | None = None
         self.figures: dict[str, Any] = {}
+        self.swap: dict[str, Any] = {}
+        self.trial: Trial | None = None
+        self.not_kept = ""  # why a version that has passed its probation is not the good one yet
         self.channel = Channel(name)
         self.task: asyncio.Task[None] | None = None
-        self._store = store
-        self._config = config
-        self._root = root
-        self._hub = hub
+        self._models = models
+        self._ready: dict[str, Any] = {}
+        self._ttft = Window(TTFT_WINDOW_S, int(TTFT_WINDOW_S / STATS_S) + 1)
+        self._watched = (0, 0, 0)  # requests, failed and tokens where the daemon began to count
 
     async def run(self, pace: Pace) -> None:
         """Follow its figures until it is gone. The channel is open."""
         ready = await waiting.within(ANSWER_S, self.channel.ready)
         if ready["event"] == "error":
             raise error_of(ready)
-        self.facts = ready
-        self._hub.publish("program.attached", model=self.name, pid=self.pid)
+        with contextlib.suppress(ValueError):
+            self.facts = Facts.of(ready)
+        self._ready = ready
         self.pace(pace)
+        await self.look()
+        self._watched = self._counts()
+        self._models.hub.publish("program.attached", model=self.name, pid=self.pid)
+        self._models.on_attached(self)
         while not self.channel.closed.is_set():
-            with contextlib.suppress(ApiError):
-                self.figures = await self.channel.request("stats", ANSWER_S)
             await waiting.ended(self.channel.closed, STATS_S)
-        self._hub.publish("program.gone", model=self.name, pid=self.pid)
+            await self.look()
+        self._models.hub.publish("program.gone", model=self.name, pid=self.pid)
+
+    # ---- figures ----
+
+    async def look(self) -> None:
+        """Ask for its figures now; those of before stay where it does not answer."""
+        with contextlib.suppress(ApiError):
+            found = await self.channel.request("stats", ANSWER_S)
+            before, first = self._counts(), not self.figures
+            self.figures = found
+            if not first:
+                self._tell_metrics(before)
+
+    def _counts(self) -> tuple[int, int, int]:
+        f = self.figures
+        return _whole(f, "requests"), _whole(f, "failed"), _whole(f, "tokens")
+
+    def _tell_metrics(self, before: tuple[int, int, int]) -> None:
+        """What it has done since the last look. Of several requests the newest is known whole."""
+        more = [max(0, now - then) for now, then in zip(self._counts(), before, strict=True)]
+        requests, failed, tokens = more
+        metrics, ttft = self._models.metrics, real(self.figures, "ttft_ms")
+        if requests > failed and ttft is not None:
+            metrics.ttft(self.name, ttft / 1e3)
+            self._ttft.add(self._models.clock(), ttft)
+        metrics.tokens(self.name, tokens)
+        metrics.request(self.name, "ok", max(0, requests - failed))
+        metrics.request(self.name, "failed", min(failed, requests))
+        metrics.queue_length(self.name, self.waiting)
+        if self.enabled:
+            metrics.kv_cache(self.name, self.kv_used, _whole(self.figures, "kv_size"))
+            metrics.model_info(self.name, self.digest or "own file")
+
+    @property
+    def tokens(self) -> int:
+        """Made since the daemon watches it."""
+        return max(0, _whole(self.figures, "tokens") - self._watched[2])
+
+    @property
+    def step_ms(self) -> float | None:
+        """Time per token of its newest request."""
+        speed = real(self.figures, "decode_tps")
+        return 1e3 / speed if speed else None
+
+    @property
+    def requests(self) -> int:
+        """Since its handle was opened, those that failed among them."""
+        return _whole(self.figures, "requests")
+
+    @property
+    def faults(self) -> int:
+        """Requests that failed by no mistake of their caller."""
+        return _whole(self.figures, "faults")
+
+    @property
+    def waiting(self) -> int:
+        return _whole(self.figures, "waiting")
+
+    @property
+    def kv_used(self) -> int:
+        return _whole(self.figures, "kv_used")
+
+    @property
+    def enabled(self) -> bool:
+        found = self.figures.get("enabled", self._ready.get("enabled", False))
+        return found is True
+
+    @property
+    def digest(self) -> str | None:
+        """The version of the store that it uses; None: a file of its own."""
+        found = self.figures.get("digest")
+        return found if isinstance(found, str) and DIGEST.fullmatch(found) else None
+
+    @property
+    def way_back(self) -> bool:
+        """Whether it can go back to the model before by itself."""
+        return self.figures.get("way_back") is True
+
+    @property
+    def state(self) -> str:
+        return "serving" if self.enabled else "disabled" if self._ready else "loading"
+
+    def _memory(self) -> int:
+        """Bytes of its model: of the newest one, which its figures know a second later."""
+        known = _whole(self.figures, "ram_total") or _whole(self._ready, "ram_total")
+        return known if self.enabled else 0
 
     def brief(self) -> dict[str, Any]:
         """A line of `model.list`."""
-        enabled = self.figures.get("enabled", self.facts.get("enabled", False))
+        left = self.trial.left(self) if self.trial is not None else None
         return {
             "name": self.name,
             "active": False,
             "attached": True,
             "pid": self.pid,
-            "state": "serving" if enabled else "disabled" if self.facts else "loading",
-            "digest": None,
+            "state": self.state,
+            "digest": self.digest,
             "pinned": False,
             "priority": 1,
-            "memory_bytes": self._memory() if enabled else 0,
-            "versions": 0,
+            "memory_bytes": self._memory(),
+            "versions": len(self._models.stored(self.name).present),
+            "probation_left_s": left[0] if left is not None else None,
+            "probation_left_requests": left[1] if left is not None else None,
             "figures": {k: v for k, v in self.figures.items() if k not in ("event", "id")},
         }
 
-    def _memory(self) -> int:
-        """Bytes of its model: of the newest one, which its figures know a second later."""
-        return int(self.figures.get("ram_total") or self.facts.get("ram_total", 0))
+    def status(self) -> dict[str, Any]:
+        """What `model.status` has beside that; the worker is its own process."""
+        requests, failed, _ = self._counts()
+        return {
+            "busy": self.busy,
+            "on_probation": self.trial is not None,
+            "not_kept": self.not_kept,
+            "queued": self.waiting,
+            "worker": {**vars(self.facts), "pid": self.pid} if self.facts is not None else None,
+            "crashes": 0,
+            "kv_auto_reset_percent": None,
+            "swap": self.swap,
+            "requests": {"done": max(0, requests - failed), "failed": failed},
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Its part of `stats`."""
+        requests, failed, _ = self._counts()
+        f, now, size = self.figures, self._models.clock(), _whole(self.figures, "kv_size")
+        used = self.kv_used if self.enabled else 0
+        per_token = self.facts.ram_kv / self.facts.kv_size if self.facts and size else 0.0
+        return {
+            "ttft_ms": real(f, "ttft_ms"),
+            "throughput_tps": real(f, "decode_tps"),
+            "kv_cache_used": used,
+            "model": self.name,
+            "digest": self.digest,
+            "state": self.state,
+            "requests": {
+                "active": _whole(f, "active"),
+                "queued": self.waiting,
+                "done": max(0, requests - failed),
+                "failed": failed,
+            },
+            "swap": self.swap,
+            "kv_cache_size": size or (self.facts.kv_size if self.facts else None),
+            "kv_cache_used_bytes": round(used * per_token),
+            "kv_cache_hit_ratio": share(f.get("reused"), f.get("prompt_tokens")),
+            "ttft_p50_ms": self._ttft.percentile(now, 50),
+            "ttft_p95_ms": self._ttft.percentile(now, 95),
+            "kv_auto_reset_percent": None,
+        }
+
+    # ---- what it is told ----
 
     def pace(self, pace: Pace) -> None:
         """Set its pace without waiting: a program that hangs must not hold the throttle."""
@@ -90,69 +237,42 @@ class Attached:
 
     async def disable(self) -> dict[str, Any]:
         """Free its model's memory after its last request."""
-        await self.channel.request("disable", ANSWER_S)
-        self.figures["enabled"] = False
-        return {"model": self.name, "attached": True}
+        started, freed = self._models.clock(), self._memory()
+        with self._models.changing(self, "a disable"):
+            await self.channel.request("disable", ANSWER_S)
+            self.figures["enabled"] = False
+        return {"model": self.name, "attached": True, "freed_bytes": freed, **self._took(started)}
 
     async def enable(self, prompt: str | None) -> dict[str, Any]:
         """Open its model again."""
         more: dict[str, Any] = {} if prompt is None else {"warmup_prompt": prompt}
-        await self.channel.request("enable", ANSWER_S, **more)
-        self.figures["enabled"] = True
-        return {"model": self.name, "attached": True}
+        started = self._models.clock()
+        with self._models.changing(self, "an enable"):
+            await self.channel.request("enable", ANSWER_S, **more)
+            self.figures["enabled"] = True
+        return {"model": self.name, "attached": True, **self._took(started)}
 
-    async def replace(self, p: ReplaceParams, job: Job) -> dict[str, Any]:
-        """Stage and verify a job's file here, then let the program open it from the store."""
-        staged = await self._stage(job)
-        path = self._store.path(self.name, staged.digest)
+    def _took(self, started: float) -> dict[str, float]:
+        return {"ms": (self._models.clock() - started) * 1e3}
+
+    async def open(
+        self, file: int, path: Path, digest: str, prompt: str, allow_layout_change: bool
+    ) -> dict[str, Any]:
+        """Let it try a version of the store, and answer with it; what that took. The version comes
+        as an open file, because its user need not be able to read the store; the path is for
+        programs of before that. Raises ApiError in our words."""
         try:
-            job.begin("verify")
-            await artifact.inspect(self.name, path, self._config, self._root)
-            job.settle()  # the program does the rest, whoever listens
-        except BaseException:
-            await asyncio.to_thread(self._drop, staged)
-            raise
-        job.begin("hand over")
-        try:
-            answer = await self._hand_over(path, staged.digest, p)
+            return await self.channel.request(
+                "replace",
+                ANSWER_S,
+                file,
+                path=str(path),
+                digest=digest,
+                warmup_prompt=prompt or None,
+                allow_layout_change=int(allow_layout_change),
+            )
         except ApiError as error:
-            if error.code == "refused":  # the file's fault, not the program's or the layout's
-                await asyncio.to_thread(
-                    self._store.mark_bad, self.name, staged.digest, error.message[:200]
-                )
-            if error.code not in ("timeout", "failed"):  # then nobody knows what it has open
-                await asyncio.to_thread(self._drop, staged)
-            raise
-        await asyncio.to_thread(self._store.mark_good, self.name, staged.digest)
-        times = {key: value for key, value in answer.items() if key not in ("event", "id")}
-        self._hub.publish("replace.done", model=self.name, digest=staged.digest, **times)
-        return {"strategy": "attached", "digest": staged.digest, "phases_ms": times}
-
-    async def _stage(self, job: Job) -> Staged:
-        """Into the store, as far as it is an artifact. Raises ApiError."""
-        made: list[Staged] = []
-        most = self._config.size_most_bytes
-        pace = CopyPace(cancelled=job.stop.is_set, progress=job.progress)
-
-        def copy() -> None:
-            candidate.check(self.name, job.descriptor, most)
-            made.append(self._store.stage(self.name, job.descriptor, size_most=most, pace=pace))
-
-        job.begin("stage")
-        try:
-            await waiting.in_thread(copy)
-        except BaseException:
-            for staged in made:
-                await asyncio.to_thread(self._drop, staged)
-            raise
-        return made[0]
-
-    def _drop(self, staged: Staged) -> None:
-        """Nobody needs a file that was refused; what was in the store before stays."""
-        self._store.release(self.name, staged.digest)
-        if staged.fresh:
-            with contextlib.suppress(ApiError):
-                self._store.remove(self.name, staged.digest)
+            raise ApiError(error.code, self._named(error, path)) from None
 
     def _named(self, error: ApiError, path: Path) -> str:
         """The program's sentence, in the words of who asked here."""
@@ -161,20 +281,13 @@ class Attached:
             return f"{what}; compile it alike, or give --allow-layout-change"
         return re.sub(rf"/proc/self/fd/\d+|{re.escape(str(path))}", self.name, error.message)
 
-    async def _hand_over(self, path: Path, digest: str, p: ReplaceParams) -> dict[str, Any]:
-        """The version as an open file, because its user need not be able to read the store; the
-        path is for programs of before that."""
-        file = self._store.open(self.name, digest)
-        try:
-            return await self.channel.request(
-                "replace",
-                ANSWER_S,
-                file,
-                path=str(path),
-                warmup_prompt=p.warmup_prompt or self._config.warmup_prompt,
-                allow_layout_change=int(p.allow_layout_change),
-            )
-        except ApiError as error:
-            raise ApiError(error.code, self._named(error, path)) from None
-        finally:
-            os.close(file)
+    async def back(self) -> None:
+        """Let it go back to the model before. Raises ApiError where it cannot."""
+        await self.channel.request("rollback", ANSWER_S)
+        await self.look()
+
+
+def share(part: Any, whole: Any) -> float | None:
+    """How much of a prompt the cache held already."""
+    known = type(part) is int and type(whole) is int and 0 <= part <= whole and whole > 0
+    return round(part / whole, 3) if known else None

@@ -21,6 +21,7 @@ from gemctl.core import policy, slots
 from gemctl.errors import BY_CALLER, ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact, jobs
+from gemctl.serve.attached import Attached
 from gemctl.serve.jobs import Job, reason_of
 from gemctl.serve.pacing import Pacing
 from gemctl.serve.slot import UNAVAILABLE, Model, Pace, Slot, found_bad, unavailable
@@ -61,7 +62,8 @@ class Models:
         self.on_phase: Callable[[], None] = lambda: None  # a prompt begins, or has been read
         self.models: dict[str, Model] = {}
         self.pacing = Pacing(self.models, clock)
-        self.on_pace: Callable[[Pace], None] = lambda _pace: None  # programs that attached
+        self.programs: dict[str, Attached] = {}  # that attached themselves, by their names
+        self.on_attached: Callable[[Attached], None] = lambda _program: None
         self.max_new_tokens: int | None = None
         found = state.load()
         self.state, self.state_warnings = found.state, found.warnings
@@ -210,7 +212,7 @@ class Models:
         return next((job for job in self.jobs.values() if job.model == name), None)
 
     @contextlib.contextmanager
-    def changing(self, model: Model, what: str) -> Any:
+    def changing(self, model: Model | Attached, what: str) -> Iterator[None]:
         """One procedure at a time changes a model."""
         if model.busy:
             raise ApiError("busy", f"{model.name}: {model.busy} is under way; wait for its end")
@@ -233,7 +235,9 @@ class Models:
         wanted = {(name, m.digest) for name, m in self.state.models.items() if m.digest}
         trial = self.state.trial
         held = {(slot.name, slot.digest) for slot in self.all_slots()}
-        return held | wanted | ({(trial.name, trial.digest)} if trial is not None else set())
+        theirs = {(p.name, p.digest) for p in self.programs.values() if p.digest is not None}
+        tried = {(trial.name, trial.digest)} if trial is not None else set()
+        return held | wanted | theirs | tried
 
     def lost(self) -> list[Slot]:
         """Those with a worker that neither lives nor ends."""
@@ -591,7 +595,8 @@ class Models:
     async def set_pace(self, pace: Pace) -> None:
         """Tell every worker, and the programs that attached."""
         self.pacing.pace = pace
-        self.on_pace(pace)
+        for program in self.programs.values():
+            program.pace(pace)
         await self.pacing.tell_all()
 
     # ---- what the throttle asks and does ----
@@ -607,8 +612,9 @@ class Models:
         return [worker for worker in found if worker is not None and worker.alive]
 
     def threads(self) -> int:
-        """Most threads that a worker was opened with; 0 without a worker."""
-        return max((w.facts.threads for w in self._workers() if w.facts is not None), default=0)
+        """Most threads that an engine was opened with; 0 without any."""
+        facts = [w.facts for w in self._workers()] + [p.facts for p in self.programs.values()]
+        return max((one.threads for one in facts if one is not None), default=0)
 
     def pids(self) -> list[int]:
         """Of the workers."""
@@ -619,13 +625,16 @@ class Models:
         return any(slot.prefilling for slot in self.all_slots())
 
     def step_ms(self) -> float | None:
-        """Time per token of the active model, smoothed."""
+        """Time per token of the active model, smoothed; else that of a program that attached."""
         model = self.models.get(self.active or "")
-        return model.figures.step_ms if model is not None else None
+        theirs = (program.step_ms for program in self.programs.values())
+        ours = model.figures.step_ms if model is not None else None
+        return ours if ours is not None else next((ms for ms in theirs if ms is not None), None)
 
     def tokens(self) -> int:
-        """Made since the start, by all models."""
-        return sum(model.figures.tokens for model in self.models.values())
+        """Made since the start, by all models, those of programs that attached among them."""
+        theirs = sum(program.tokens for program in self.programs.values())
+        return theirs + sum(model.figures.tokens for model in self.models.values())
 
     def shed(self, paused: bool, least_class: int | None, max_new_tokens: int | None) -> None:
         """Turn work away: all of it, what is less urgent, or long answers."""

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import math
 import weakref
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,19 +30,18 @@ from gemctl.errors import ApiError, of_system
 from gemctl.serve import artifact, candidate, hooks
 from gemctl.serve.jobs import Job, reason_of
 from gemctl.serve.models import Models
+from gemctl.serve.phases import Procedure, Tell
 from gemctl.serve.slot import Model, Slot, found_bad
-from gemctl.store.copying import Pace as CopyPace
 from gemctl.store.copying import digest_of, source_of
 from gemctl.store.state import begin_trial, end_trial, with_model
 from gemctl.store.store import Staged
 
 PROBATION_LOOK_S = 0.2
 KEEP_AGAIN_S = 2.0  # until a disk that took nothing is asked again to keep what has passed
-Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 @dataclass
-class Replacement:
+class Replacement(Procedure):
     """One replacement on its way: what was asked, and what each phase took."""
 
     models: Models
@@ -58,40 +56,14 @@ class Replacement:
     phases: dict[str, float] = field(default_factory=dict)  # ms
     _since: float = 0.0
 
-    def begin(self, step: str = "") -> None:
-        """The clock of the first phase starts."""
-        self.started = self._since = self.models.clock()
-        self.job.begin(step)
-
-    async def announce(self) -> None:
-        """Tell who asked by which name it can be ended."""
-        await self._tell({"phase": "begin", "ms": 0.0, "job": self.job.number})
-
-    async def phase(self, name: str, then: str = "", **more: Any) -> None:
-        """A phase has ended: note its time and tell. `then` follows."""
-        now = self.models.clock()
-        ms = self.phases[name] = round((now - self._since) * 1e3, 3)
-        self._since = now
-        self.job.begin(then)
-        self.models.hub.publish("replace.phase", model=self.model.name, phase=name, ms=ms, **more)
-        await self._tell({"phase": name, "ms": ms, **more})
-
-    async def _tell(self, event: dict[str, Any]) -> None:
-        with contextlib.suppress(ApiError):  # the caller may be gone: then the job is told to end
-            await self.tell(event)
-
-    def halted(self) -> bool:
-        """For what works in a thread: it is to end."""
-        return self.job.stop.is_set() or self.models.stopping.is_set()
-
-    def pace(self) -> CopyPace:
-        """Of reading a candidate."""
-        return CopyPace(cancelled=self.halted, progress=self.job.progress)
+    @property
+    def name(self) -> str:
+        return self.model.name
 
 
-async def stage(r: Replacement, descriptor: int) -> str:
+async def stage(r: Procedure, descriptor: int) -> str:
     """Copy an open file into the store; its digest."""
-    models, name = r.models, r.model.name
+    models, name = r.models, r.name
     made: list[Staged] = []
     most = models.config.models.size_most_bytes
 
@@ -111,10 +83,10 @@ async def stage(r: Replacement, descriptor: int) -> str:
     return staged.digest
 
 
-async def check(r: Replacement, descriptor: int) -> None:
+async def check(r: Procedure, descriptor: int) -> None:
     """A first look, before anything is copied. Raises ApiError("refused")."""
     most = r.models.config.models.size_most_bytes
-    await waiting.in_thread(candidate.check, r.model.name, descriptor, most)
+    await waiting.in_thread(candidate.check, r.name, descriptor, most)
 
 
 async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
@@ -225,7 +197,7 @@ async def _undo(r: Replacement, slot: Slot, error: BaseException) -> None:
     with contextlib.suppress(ApiError):
         _end_trial(models, slot, good=False)
     await models.stop_worker(slot)
-    await _drop(r, slot.digest, error)
+    await drop(r, slot.digest, error)
     with contextlib.suppress(ApiError):
         slot.move("fail", reason_of(error))
     if r.stopped is not None and not models.stopping.is_set():
@@ -308,12 +280,11 @@ async def _drain(r: Replacement, old: Slot) -> None:
 
 
 def _report(r: Replacement, strategy: str) -> dict[str, Any]:
-    total = round((r.models.clock() - r.started) * 1e3, 3)
     swap = {
         "strategy": strategy,
         "phases_ms": dict(r.phases),
         "flip_ms": r.phases["flip"],
-        "total_ms": total,
+        "total_ms": r.total_ms(),
         "digest": r.model.current.digest if r.model.current is not None else None,
     }
     r.model.swap = swap
@@ -452,17 +423,17 @@ async def stage_only(
         try:
             await _verify(r, slot)
         except BaseException as error:
-            await _drop(r, digest, error)
+            await drop(r, digest, error)
             raise
     return {"model": model.name, "digest": digest, "phases_ms": r.phases}
 
 
-async def _drop(r: Replacement, digest: str, error: BaseException) -> None:
+async def drop(r: Procedure, digest: str, error: BaseException) -> None:
     """What the procedure brought into the store goes; of what was there before only a version that
     was found bad does."""
     its_fault = isinstance(error, ApiError) and error.code in ("refused", "failed")
     if r.fresh or its_fault:
-        await drop_staged(r.models, r.model.name, digest)
+        await drop_staged(r.models, r.name, digest)
 
 
 async def drop_staged(models: Models, name: str, *digests: str) -> None:
@@ -500,11 +471,7 @@ async def run(
         digest = await stage(r, source) if isinstance(source, int) else source
         if model.current is not None and model.current.digest == digest and model.current.loaded:
             return _already(r, model.current)
-        found = models.store.versions(model.name)
-        if digest not in {version.digest for version in found.present}:
-            raise ApiError("not_found", f"{model.name}: no version {digest[:12]}; stage its file")
-        if digest in {bad for bad, _ in found.bad}:
-            raise found_bad(model.name, digest)
+        check_stored(models, model.name, digest)
         first = model.current is None
         report = await replace(r, digest, prompt, probation=True)
         slot = model.current
@@ -514,6 +481,15 @@ async def run(
         if models.active is None and first:
             models.save(active=model.name)
     return report
+
+
+def check_stored(models: Models, name: str, digest: str) -> None:
+    """Whether a version is there and may be tried. Raises ApiError."""
+    found = models.store.versions(name)
+    if digest not in {version.digest for version in found.present}:
+        raise ApiError("not_found", f"{name}: no version {digest[:12]}; stage its file")
+    if digest in {bad for bad, _ in found.bad}:
+        raise found_bad(name, digest)
 
 
 async def _is_tried(r: Replacement, source: int | str) -> bool:
@@ -531,11 +507,15 @@ def _on_probation(models: Models, model: Model) -> ApiError:
     if model.not_kept:
         what = f"{model.name}: the version that serves is not kept yet: {model.not_kept}"
     elif left is not None:
-        seconds, answers = left
-        more = f", or {answers} more answer{'s' if answers != 1 else ''}" if answers else ""
-        what += f" for {math.ceil(seconds)} s{more}"
+        what += how_long(*left)
     word = "rollback" if _before(models, model) is not None else "disable"
     return ApiError("busy", f"{what}; wait for its end, or gemctl model {word} {model.name}")
+
+
+def how_long(seconds: float, answers: int) -> str:
+    """What is left of a probation, for a sentence."""
+    more = f", or {answers} more answer{'s' if answers != 1 else ''}" if answers else ""
+    return f" for {math.ceil(seconds)} s{more}"
 
 
 def _before(models: Models, model: Model) -> str | None:
@@ -554,13 +534,12 @@ def _already(r: Replacement, slot: Slot) -> dict[str, Any]:
     r.models.store.release(slot.name, slot.digest)  # it is in use, and was judged or will be
     if slot.state != "serving":
         raise ApiError("busy", f"{slot.name}: this version is {slot.state}; wait for its end")
-    total = round((r.models.clock() - r.started) * 1e3, 3)
     return {
         "already": True,
         "strategy": "none",
         "phases_ms": dict(r.phases),
         "flip_ms": 0.0,
-        "total_ms": total,
+        "total_ms": r.total_ms(),
         "digest": slot.digest,
     }
 

@@ -29,6 +29,7 @@ OOM_SCORE = 500  # the kernel takes a worker before the daemon
 KILL_AFTER_S = 2.0
 LOST_S = 5.0  # beyond hang_s: a heartbeat that works has ended the worker by then
 WORK_MOST_S = 86400.0  # of tests or a warm-up, whatever the pace
+WHOLE_MOST = 1 << 53  # of a count or a size; more is no engine's
 LOOK_S = 0.5  # between two looks at the time that they have worked
 T = TypeVar("T")
 
@@ -61,12 +62,28 @@ class Facts:
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> Facts:
-        """From a `ready` event."""
-        later = {key: event.get(key, 0) for key in _LATER}  # not of an older engine
-        known = [key for key in cls.__dataclass_fields__ if key not in _LATER]
-        return cls(**{key: event[key] for key in known}, **later)
+        """From a `ready` event. Raises ValueError where that is no engine's."""
+        later = dict.fromkeys(_LATER, 0)  # not of an older engine
+        found = {key: {**later, **event}.get(key) for key in cls.__dataclass_fields__}
+        for key, kind in cls.__annotations__.items():
+            if not _IS[kind](found[key]):
+                raise ValueError(f"{key}: {found[key]!r:.40}")
+        if found["kv_size"] == 0:
+            raise ValueError("kv_size: 0")
+        return cls(**found)  # type: ignore[arg-type]
 
 
+def _is_real(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < WHOLE_MOST
+
+
+# Kind of a fact -> whether a value is one.
+_IS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int and 0 <= value < WHOLE_MOST,
+    "float": _is_real,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+}
 _COUNTS = ("prompt_tokens", "generated_tokens", "kv_used", "kv_size", "nonfinite_errors")
 _TIMES = ("ttft_ms", "prefill_tps", "decode_tps", "decode_max_ms")
 _LATER = ("locked_bytes", "unlocked_bytes")
@@ -217,7 +234,11 @@ class Worker:
             raise ApiError("failed", self.epitaph()) from None
         if event["event"] == "error":
             raise self._named(error_of(event))
-        return Facts.of(event)
+        try:
+            return Facts.of(event)
+        except ValueError as error:
+            what = f"{self.name}: its worker is ready with what no engine says ({error})"
+            raise ApiError("failed", f"{what}; see worker.program") from None
 
     def epitaph(self) -> str:
         """One sentence on how it ended."""

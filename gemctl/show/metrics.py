@@ -35,8 +35,8 @@ class Metrics:
     def tokens(self, model: str, count: int) -> None:
         """Tokens were made."""
 
-    def request(self, model: str, outcome: str) -> None:
-        """A request ended: "ok", or its error's code; any other word counts as "failed"."""
+    def request(self, model: str, outcome: str, count: int = 1) -> None:
+        """Requests ended: "ok", or their error's code; any other word counts as "failed"."""
 
     def kv_cache(self, model: str, used: int, size: int) -> None:
         """Tokens in the cache, and its size in tokens; size 0: unknown."""
@@ -157,9 +157,9 @@ class Prometheus(Metrics):
         if count > 0 and self._known(model):
             self._tokens.labels(model).inc(count)
 
-    def request(self, model: str, outcome: str) -> None:
-        if self._known(model):
-            self._requests.labels(model, outcome if outcome in OUTCOMES else "failed").inc()
+    def request(self, model: str, outcome: str, count: int = 1) -> None:
+        if count > 0 and self._known(model):
+            self._requests.labels(model, outcome if outcome in OUTCOMES else "failed").inc(count)
 
     def kv_cache(self, model: str, used: int, size: int) -> None:
         if size > 0 and self._known(model):

@@ -233,7 +233,8 @@ def model(found: dict[str, Any]) -> str:
     """gemctl model status."""
     w, r = found["worker"] or {}, found["requests"]
     rows = [
-        ["name", found["name"] + (" (active)" if found["active"] else "")],
+        ["name", found["name"] + (" (active)" if found["active"] else "")
+         + (" (attached program)" if found.get("attached") else "")],
         ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
         ["version", (found["digest"] or UNKNOWN)[:12]
          + (f", on probation: {left(found)}" if found["on_probation"] else "")],
@@ -310,8 +311,6 @@ def replaced(found: dict[str, Any]) -> str:
     who = f"{found.get('model', '')} {(found['digest'] or UNKNOWN)[:12]}".strip()
     if found.get("already"):
         return f"{who}: serves already; nothing was changed"
-    if "total_ms" not in found:
-        return f"{who}: the program answers with it now"
     how = ", serial: the old one ended first" if found["strategy"] == "serial" else ""
     return (
         f"{who}: answers now{how}; exchanged in {found['flip_ms']:.1f} ms after "

@@ -409,6 +409,31 @@ static void test_candidates(void)
     gemrun_handle_close(h);
 }
 
+/* What is the model's fault is told apart from what is its caller's. */
+static void test_faults(void)
+{
+    image m = make_sound(4);
+    char sick[64];
+    const gb_conf *c = image_data(&m, GB_SEC_CONF);
+    const gb_tensor *t = image_data(&m, GB_SEC_TENS);
+    const uint32_t nan = 0x7fc00000u;
+    static char long_prompt[CONTEXT + 2];
+    memset(long_prompt, 'x', CONTEXT + 1);
+    memcpy(m.bytes + t[c->tens_final_norm].offset, &nan, sizeof nan);
+    write_file(sick, "sick", &m, m.size);
+    free(m.bytes);
+    gemrun_handle_t *h = open_handle(paths[0]);
+    gemrun_replacement o = {.size = sizeof o, .skip_tests = 1};
+    CHECK(gemrun_handle_generate(h, long_prompt, NULL, NULL) == GEMRUN_E_PROMPT);
+    CHECK(answers_as(h, 0) && h->faults == 0 && stats_of(h).failed == 1 && h->tokens == TOKENS);
+    CHECK(gemrun_replace(h, sick, &o, NULL) == GEMRUN_OK);
+    CHECK(gemrun_handle_generate(h, "hello", NULL, NULL) == GEMRUN_E_NONFINITE && h->faults == 1);
+    CHECK(gemrun_rollback(h, NULL, NULL) == GEMRUN_OK && answers_as(h, 0) && h->faults == 1);
+    CHECK(h->tokens == 2 * TOKENS);
+    gemrun_handle_close(h);
+    unlink(sick);
+}
+
 /* One step back, to the file of the model before, whatever happened to its name since. */
 static void test_rollback(void)
 {
@@ -1391,6 +1416,7 @@ int main(void)
     test_equal_answers();
     test_own_steps();
     test_candidates();
+    test_faults();
     test_rollback();
     test_disable();
     test_pause();

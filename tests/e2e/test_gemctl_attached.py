@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import functools
 import grp
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from candidates import digest_of
 from daemon import OPTIONS, Daemon, wait_for
 from gemctl.client import Refused
 from gemrun import GemRunContext
@@ -220,6 +223,150 @@ def test_disable_enable_replace(
         assert daemon.call("daemon.info")["attached"] == ["line-3"]
         assert program.end() == (0, "")
         wait_for(lambda: listed(daemon) is None)
+
+
+def shown(daemon: Daemon, *words: str) -> dict[str, Any]:
+    """A command's answer as JSON."""
+    found: dict[str, Any] = json.loads(daemon.gemctl(*words, "--json"))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_figures_are_those_of_a_model(
+    kind: str, commands: dict[str, list[str]], versions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Status, statistics and Prometheus know it as they know the daemon's own models."""
+    door = tmp_path / "m"
+    with (
+        Daemon(metrics={"listen": f"unix:{door}"}) as daemon,
+        Program(commands[kind], versions[0], daemon.socket, "line-3") as program,
+    ):
+        wait_until_attached(daemon, 1)
+        daemon.replace(versions[1], name="own")
+        assert daemon.ask("abc")["generated_tokens"] == 8
+        own, theirs = (
+            daemon.call("model.status", name="own"),
+            lambda: shown(daemon, "model", "status", "line-3"),
+        )
+        assert own.keys() <= theirs().keys()
+        first = wait_for(lambda: (s := theirs()) and s["requests"]["done"] > 2 and s)
+        assert (first["worker"]["pid"], first["state"]) == (program.pid, "serving")
+        assert first["memory_bytes"] == first["worker"]["ram_total"] > 0
+        assert wait_for(lambda: theirs()["requests"]["done"] > first["requests"]["done"])
+        assert "(attached program)" in daemon.gemctl("model", "status", "line-3")
+
+        s = shown(daemon, "stats", "line-3")
+        assert list(s) == list(shown(daemon, "stats"))
+        assert (s["model"], s["state"]) == ("line-3", "serving")
+        assert s["ttft_ms"] > 0 < s["throughput_tps"]
+        assert 0 < s["kv_cache_used"] <= s["kv_cache_size"] == 192
+        assert s["kv_cache_used_bytes"] > 0
+        assert s["requests"]["done"] > 2
+        assert wait_for(lambda: shown(daemon, "stats", "line-3")["ttft_p50_ms"])
+        assert "line-3 (serving)" in daemon.gemctl("stats", "line-3")
+        assert shown(daemon, "stats", "own")["requests"]["done"] == 1
+        assert shown(daemon, "stats")["model"] == "own"
+        assert "no such model" in daemon.gemctl("stats", "line-4", code=6)
+        assert "leave the name out" in daemon.gemctl("stats", "line-3", "--history", code=2)
+
+        def series(name: str, outcome: str = "") -> float:
+            labels = f'model="line-3"{outcome}'
+            found = re.search(rf"^{name}{{{labels}}} (\S+)$", metrics_of(door), re.M)
+            return float(found[1]) if found else 0.0
+
+        wait_for(lambda: series("gemctl_requests_total", ',outcome="ok"') > 2)
+        assert series("gemctl_tokens_total") >= TOKENS
+        assert series("gemctl_ttft_seconds_count") > 0
+        assert 0 < series("gemctl_kv_cache_used_ratio") < 1
+        assert 'gemctl_model_info{digest="own file",name="line-3"} 1' in metrics_of(door)
+        assert program.end() == (0, "")
+        wait_for(lambda: "line-3" not in metrics_of(door))
+        assert 'name="own"' in metrics_of(door)
+
+
+def metrics_of(door: Path) -> str:
+    """What Prometheus is told."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(str(door))
+        asked.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return b"".join(iter(lambda: asked.recv(65536), b"")).decode()
+
+
+PHASES = ["stage", "verify", "prefault", "load", "warmup", "flip"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_version_is_on_probation(
+    kind: str, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    """Phases, probation, rollback: as of the daemon's own models."""
+    first, second = versions
+    with (
+        Daemon(models={"probation_s": 600.0, "probation_requests": 3}) as daemon,
+        Program(commands[kind], first, daemon.socket, "line-3") as program,
+    ):
+        wait_until_attached(daemon, 1)
+        said = daemon.gemctl("model", "rollback", "line-3", code=6)
+        assert "no version before this one" in said
+        said = daemon.gemctl("model", "--replace", second, "--name", "line-3", "--wait")
+        told = [line.split()[0] for line in said.splitlines() if line.startswith("  ")]
+        assert [name for name in told if name != "probation"] == PHASES
+        assert "test vectors passed" in said
+        assert "passed its probation" in said
+        status = shown(daemon, "model", "status", "line-3")
+        digest = digest_of(second)
+        assert (status["digest"], status["current"], status["previous"]) == (digest, digest, None)
+        assert list(status["swap"]["phases_ms"]) == PHASES
+        assert status["swap"]["total_ms"] >= status["swap"]["flip_ms"] > 0
+        assert not status["on_probation"]
+        assert [e["digest"] for e in daemon.events("probation.good")] == [digest]
+        assert daemon.replace(second, name="line-3")["already"]
+        program.more(versions, "b")
+
+        daemon.gemctl("model", "rollback", "line-3")  # to its own file
+        program.more(versions, "a")
+        assert shown(daemon, "model", "status", "line-3")["digest"] is None
+        found = daemon.call("model.replace", name="line-3", digest=digest[:12])
+        assert (found["strategy"], found["digest"]) == ("attached", digest)
+        wait_for(lambda: not daemon.call("model.status", name="line-3")["on_probation"])
+        program.more(versions, "b")
+        assert program.end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_probation_is_ended_by_hand(
+    kind: str, commands: dict[str, list[str]], versions: tuple[Path, Path]
+) -> None:
+    """The program goes back, over the daemon's death too, and the version is not taken again."""
+    first, second = versions
+    with (
+        Daemon(models={"probation_s": 600.0, "probation_requests": 100000}) as daemon,
+        Program(commands[kind], first, daemon.socket, "line-3") as program,
+    ):
+        wait_until_attached(daemon, 1)
+        daemon.replace(second, name="line-3")
+        status = daemon.call("model.status", name="line-3")
+        assert status["on_probation"]
+        assert 0 < status["probation_left_s"] <= 600
+        with pytest.raises(Refused, match="is on probation for") as caught:
+            daemon.replace(first, name="line-3")
+        assert caught.value.code == "busy"
+        daemon.stop(signal.SIGKILL)
+        daemon.start()
+        found = wait_for(lambda: listed(daemon) and daemon.call("model.status", name="line-3"))
+        wait_for(lambda: daemon.call("model.status", name="line-3")["on_probation"])
+        assert found["previous"] is None
+        program.more(versions, "b")
+        daemon.gemctl("model", "rollback", "line-3")
+        program.more(versions, "a")
+        status = daemon.call("model.status", name="line-3")
+        assert (status["digest"], status["on_probation"]) == (None, False)
+        assert [bad["reason"] for bad in status["bad"]] == ["rolled back by hand"]
+        assert status["present"] == []
+        with pytest.raises(Refused, match="bad") as caught:
+            daemon.replace(second, name="line-3")
+        assert caught.value.code == "refused"
+        assert program.end() == (0, "")
 
 
 OTHER, GROUP = 65534, "daemon"  # a user that is nobody's, and a group that every system has

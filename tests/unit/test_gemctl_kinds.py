@@ -75,7 +75,7 @@ def test_digests_and_words() -> None:
         ("--jsn stats", "--jsn: no such option; did you mean --json?"),
         ("model --replce x", "model: --replce: no such option; did you mean --replace?"),
         ("stats -z", "stats: -z: no such option; see gemctl stats --help"),
-        ("stats now", "stats: now: too many words; usage: gemctl stats [OPTIONS]"),
+        ("info now", "info: now: too many words; usage: gemctl info [OPTIONS]"),
         ("model pin", "model pin: NAME is missing; usage: gemctl model pin [OPTIONS] NAME"),
         ("fleet rollout --name a",
          "fleet rollout: --digest is missing; see gemctl fleet rollout --help"),
@@ -262,7 +262,7 @@ def test_every_sentence_on_a_parameter_is_ours(method: str) -> None:
         ("generate", {"messages": [{"role": "user", "txt": "a"}]},
          "messages.0.txt: is unknown; did you mean text?"),
         ("generate", {}, "params: give one of prompt and messages"),
-        ("stats", {"x": 1}, "x: is unknown; leave it out"),
+        ("doctor", {"x": 1}, "x: is unknown; leave it out"),
         ("kv.auto_reset", {"on": 1}, "on: is neither true nor false; give one of them, without "
          "quotes"),
         ("model.switch", {"name": ["a"]}, "name: is no text; put it in quotes"),
