@@ -564,14 +564,16 @@ class Api:
         done: dict[str, Any] = {}
         owner = call.caller.name if call.caller.source == "unix" else call.caller.source
         events = self.models.generate(model, fields, waiting, owner)
-        async with _closing(events):
-            async for event in events:
-                if event["event"] == "done":
-                    done = event
-                    continue
-                pieces.append(event["text"])
-                if p.stream:
-                    await call.tell({"token": event["token"], "text": event["text"]})
+        with model.gaps.request() as got_token:
+            async with _closing(events):
+                async for event in events:
+                    if event["event"] == "done":
+                        done = event
+                        continue
+                    got_token()
+                    pieces.append(event["text"])
+                    if p.stream:
+                        await call.tell({"token": event["token"], "text": event["text"]})
         if done.get("reset"):
             used, size = done["kv_used"], done["kv_size"]
             self.hub.publish("kv.reset", model=model.name, used=used, size=size)

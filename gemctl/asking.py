@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import click
 
+from gemctl import kinds
 from gemctl.client import Refused
 from gemctl.codes import EXIT_CODES
 from gemctl.session import Session, given
@@ -41,7 +42,6 @@ def wrong(sentence: str) -> NoReturn:
 
 def change_model(
     session: Session,
-    get_help: Callable[[], str],
     disable: bool,
     enable: bool,
     name: str | None,
@@ -63,10 +63,8 @@ def change_model(
         disable_model(session, name)
     elif enable:
         enable_model(session, name, warmup_prompt)
-    elif replaces:
-        replace_model(session, name=name, warmup_prompt=warmup_prompt, **replacing)
     else:
-        session.out(get_help())
+        replace_model(session, name=name, warmup_prompt=warmup_prompt, **replacing)
 
 
 def refuse_loose(ctx: click.Context) -> None:
@@ -234,6 +232,9 @@ def prompt_of(words: tuple[str, ...]) -> str:
     if not text.strip():
         what = "stdin was empty" if words == ("-",) else "the prompt is empty"
         wrong(f"generate: {what}; ask something")
+    fault = kinds.text_fault(text, kinds.MOST_TEXT)
+    if fault:
+        wrong(f"generate: the prompt: {fault}")
     return text
 
 
@@ -407,8 +408,6 @@ def config_schema() -> str:
 
 def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every fleet command: the broker and the devices."""
-    from gemctl import kinds
-
     options = [
         click.option("--host", default="localhost", show_default=True, help="of the broker"),
         click.option(

@@ -13,7 +13,7 @@ import click
 
 from gemctl import asking, kinds
 from gemctl.client import Refused
-from gemctl.kinds import MOST_ID, MOST_SEED, MOST_TOKENS, Number
+from gemctl.kinds import MOST_ID, MOST_SEED, MOST_STOP, MOST_TEXT, MOST_TOKENS, Number
 from gemctl.session import STOPPED, Session, end, take_options, wants_json
 from gemctl.show import render
 from gemrun import console
@@ -27,6 +27,12 @@ class Asked(console.Group):
 
     command_class = console.Command
     unwritten = 8
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The line's options. Raises NoCommand where nothing stands behind the group."""
+        if not args and not ctx.resilient_parsing:
+            raise kinds.NoCommand(ctx)
+        return super().parse_args(ctx, args)
 
 
 class Gemctl(Asked):
@@ -60,7 +66,7 @@ class Gemctl(Asked):
 
     def explain(self, error: click.ClickException) -> None:
         """What is wrong with the line."""
-        if isinstance(error, kinds.HELP):
+        if isinstance(error, kinds.NoCommand) and not self._json:
             super().explain(error)
         else:
             end(Refused("bad_request", kinds.usage(error)), self._json)
@@ -81,14 +87,20 @@ def wait_option(command: Any) -> Any:
     return click.option("--wait", is_flag=True, help=text)(command)
 
 
+def warmup_option(command: Any) -> Any:
+    """--warmup-prompt, of everything that loads a version."""
+    text, kind = "asked before it answers anybody", kinds.Text(kinds.MOST_PROMPT)
+    return click.option("--warmup-prompt", type=kind, help=text)(command)
+
+
 def replace_options(command: Any) -> Any:
     """Options of a replacement."""
-    options = [
+    options: list[Callable[[Any], Any]] = [
         click.option(
             "--digest", type=kinds.Digest(), help="a version of the store instead of a file"
         ),
         name_option(),
-        click.option("--warmup-prompt", metavar="TEXT", help="asked before it answers anybody"),
+        warmup_option,
         click.option(
             "--allow-layout-change", is_flag=True, help="another kv_cache_size or layout is fine"
         ),
@@ -144,7 +156,7 @@ def finish(session: Session, _result: object) -> None:
     "--seconds", type=Number(1, 3600, "s", whole=True), help="so far back  [default: 3600]"
 )
 @click.option("--step", "step_s", type=Number(1, 600, "s", whole=True),
-              help="seconds that one figure is for  [default: 60]")  # fmt: skip
+              help="seconds that one figure is for  [default: 10]")  # fmt: skip
 @pass_session
 def stats(
     session: Session, name: str | None, history: bool, seconds: int | None, step_s: int | None
@@ -153,12 +165,12 @@ def stats(
     if history and name is not None:
         asking.wrong("stats: --history is of the whole device; leave the name out")
     if history:
-        found = session.ask("stats.history", seconds=seconds or 3600, step_s=step_s or 60)
-        session.show(found, render.history)
+        session.show(session.ask("stats.history", seconds=seconds, step_s=step_s), render.history)
     elif seconds or step_s:
         asking.wrong("stats: --seconds and --step are of --history; give that too")
     else:
-        session.show(session.ask("stats", name=name), render.stats)
+        whose = {} if name is None else {"whose": ""}
+        session.show(session.ask("stats", name=name), functools.partial(render.stats, **whose))
 
 
 @main.command()
@@ -219,10 +231,12 @@ def info(session: Session) -> None:
 @click.pass_context
 def model(ctx: click.Context, /, **given: Any) -> None:
     """List, replace, disable or switch models."""
-    if ctx.invoked_subcommand is None:
-        asking.change_model(ctx.obj, ctx.get_help, **given)
-    else:
+    if ctx.invoked_subcommand is not None:
         asking.refuse_loose(ctx)
+    elif all(value in (None, False) for value in given.values()):  # gemctl model --
+        raise kinds.NoCommand(ctx)
+    else:
+        asking.change_model(ctx.obj, **given)
 
 
 @model.command("list")
@@ -263,7 +277,7 @@ def model_stage(session: Session, file: str, name: str) -> None:
 
 @model.command("enable")
 @MAYBE_NAME
-@click.option("--warmup-prompt", metavar="TEXT", help="asked before it answers anybody")
+@warmup_option
 @pass_session
 def model_enable(session: Session, name: str | None, warmup_prompt: str | None) -> None:
     """Load a disabled model again."""
@@ -369,7 +383,7 @@ def switch_model(session: Session, name: str) -> None:
 @click.argument("prompt", nargs=-1)
 @click.option("--model", type=kinds.ModelName(), help="the model (default: the active one)")
 @click.option("--chat/--raw", default=True, show_default=True, help="use its chat template")
-@click.option("--system", metavar="TEXT", help="system message")
+@click.option("--system", type=kinds.Text(MOST_TEXT), help="system message")
 @click.option(
     "--max-tokens",
     type=Number(1, MOST_TOKENS, whole=True),
@@ -389,9 +403,10 @@ def switch_model(session: Session, name: str) -> None:
 )
 @click.option("--repetition-penalty", type=Number(0, 100, above=True), help="1 is off")
 @click.option("--seed", type=Number(0, MOST_SEED, whole=True), help="of the random numbers")
-@click.option("--stop", multiple=True, metavar="TEXT", help="end before this text; up to 8 times")
+@click.option("--stop", multiple=True, type=kinds.Text(MOST_STOP, empty=False),
+              callback=kinds.at_most(8), help="end before this text; up to 8 times")  # fmt: skip
 @click.option("--ban", multiple=True, type=Number(0, MOST_ID, whole=True), metavar="ID",
-              help="never this token; up to 256 times")  # fmt: skip
+              callback=kinds.at_most(256), help="never this token; up to 256 times")  # fmt: skip
 @click.option("--ignore-eos", is_flag=True, help="go on past the end of the answer")
 @click.option("--speculate", type=Number(0, 6, whole=True),
               help="guess up to N tokens ahead: same answer, fewer steps")  # fmt: skip

@@ -17,6 +17,7 @@ import fcntl
 import functools
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -58,6 +59,7 @@ LOG_KEPT = 500
 EVERY_S = 1.0  # history, flash and watchdog
 STOP_S = 10.0
 GOODBYE_S = 2.0
+DESCRIPTORS_SPARE = 16  # a replacement and a few connections
 ROOM_LEAST, ROOM_GOOD = 1 << 20, 1 << 30  # bytes on the disk of the state folder
 
 
@@ -132,6 +134,7 @@ class Daemon:
         self.place = str(sock.getsockname())
         doors = server.Doors(self.check_attach, self.attach)
         front = server.Server(sock, self.config.daemon, self.api, doors)
+        front.on_short = lambda error: self.log(error.message)
         jobs: list[Coroutine[Any, Any, None]] = [
             front.run(),
             self.throttle.run(),
@@ -444,7 +447,7 @@ class Daemon:
         slot = model.current if model is not None else None
         last = model.figures.last if model is not None else {}
         facts = slot.worker.facts if slot is not None and slot.worker is not None else None
-        p50, p95 = self.history.ttft_percentiles(time.monotonic())
+        p50, p95 = self.history.ttft_percentiles(time.monotonic(), name or self.models.active or "")
         used = 0 if last.get("reset") or facts is None else last.get("kv_used", 0)
         per_token = facts.ram_kv / facts.kv_size if facts is not None else 0.0
         asked = list(self.models.models.values()) if name is None else [model]
@@ -515,6 +518,7 @@ class Daemon:
         helper = "connected" if self.powerd.present else "absent: pacing only, no clock caps"
         checks.append(_check("ok" if self.powerd.present else "warn", "gemctl-powerd", helper))
         checks.append(_check_store(self.config.daemon.state))
+        checks += _check_descriptors()
         checks.append(self._check_memory())
         for name, model in self.models.models.items():
             if model.state == "faulted":
@@ -665,6 +669,19 @@ def _check_store(folder: Path) -> dict[str, Any]:
         what = f"{room}: nothing can be kept over a restart; free room on its disk"
         return _check("bad", "store", what)
     return _check("ok" if free > ROOM_GOOD else "warn", "store", room)
+
+
+def _check_descriptors() -> list[dict[str, Any]]:
+    """A daemon that has hardly any left takes no connection and starts no worker."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        taken = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:  # it needs one itself
+        taken = limit
+    if limit - taken >= DESCRIPTORS_SPARE:
+        return []
+    what = f"{min(taken, limit)} of {limit} are open; raise the daemon's limit of open files"
+    return [_check("warn", "descriptors", f"{what} (LimitNOFILE)")]
 
 
 def _rss() -> int:

@@ -18,6 +18,8 @@ from gemrun import console
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from click.shell_completion import CompletionItem
 
     Choice = click.Choice[str]
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 else:
     Choice, Kind = click.Choice, click.ParamType  # no generics in click 8.1
 
+MOST_FOR_S = 7 * 86400.0  # of --for
+MOST_TEXT, MOST_PROMPT, MOST_STOP = 200_000, 4096, 128  # characters
 MOST_TOKENS, MOST_SEED, MOST_ID = 1 << 20, (1 << 64) - 1, (1 << 32) - 1
-HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # not in click 8.1
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -93,9 +96,12 @@ class Number(Kind):
 
 
 class Span(Kind):
-    """A time such as 90s, 10m, 2h or 1d, in seconds."""
+    """A time such as 90s, 10m, 2h or 1d, in seconds; more than none, `most_s` at most."""
 
     name = "TIME"
+
+    def __init__(self, most_s: float = MOST_FOR_S) -> None:
+        self.most_s = most_s
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -104,7 +110,43 @@ class Span(Kind):
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([smhd])", str(value), re.ASCII)
         if match is None:
             self.fail(f"{value} is no time; use 90s, 10m or 2h", param, ctx)
-        return float(match[1]) * SECONDS[match[2]]
+        seconds = float(match[1]) * SECONDS[match[2]]
+        if not 0 < seconds <= self.most_s:
+            most = f"{self.most_s / SECONDS['d']:g}d"
+            self.fail(f"{value} is out of range; use more than 0s, up to {most}", param, ctx)
+        return seconds
+
+
+class Text(Kind):
+    """A text that an engine can take: so long at most, no NUL, UTF-8; `empty` where it may be."""
+
+    name = "TEXT"
+
+    def __init__(self, most: int, empty: bool = True) -> None:
+        self.most, self.empty = most, empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it is."""
+        text = str(value)
+        if not text and not self.empty:
+            self.fail("the text is empty; give at least one character", param, ctx)
+        fault = text_fault(text, self.most)
+        if fault:
+            self.fail(fault, param, ctx)
+        return text
+
+
+def text_fault(text: str, most: int) -> str:
+    """Why no engine can take a text, and what to do; empty where it can."""
+    if len(text) > most:
+        return f"{len(text)} characters; give {most} at most"
+    if "\0" in text:
+        return "a NUL character; leave it out"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # what the shell gave was none
+        return "no UTF-8; convert it with iconv"
+    return ""
 
 
 class Word(Choice):
@@ -150,6 +192,18 @@ class File(click.Path):
         return str(path)
 
 
+def at_most(count: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback: an option may stand so often."""
+
+    def check(ctx: click.Context, param: click.Parameter, values: Any) -> Any:
+        if len(values) > count:
+            what = f"is given {len(values)} times; give it {count} times at most"
+            raise click.BadParameter(what, ctx, param)
+        return values
+
+    return check
+
+
 class ModelName(Kind):
     """The name of a model; the daemon knows which there are."""
 
@@ -193,6 +247,18 @@ class Digest(Kind):
 
 
 # ---- mistakes that click finds ----
+
+
+class NoCommand(click.UsageError):
+    """A group by itself: its help is shown on stderr, but nothing was done, and that is no success.
+    A script's variable that is empty ends so. What click does of itself differs by its version."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        super().__init__("no command", ctx)
+
+    def show(self, file: Any = None) -> None:
+        """The group's help."""
+        click.echo(self.ctx.get_help() if self.ctx is not None else self.message, file, err=True)
 
 
 def usage(error: click.ClickException) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 from gemctl import strict, waiting
 from gemctl.config import DaemonConfig
-from gemctl.errors import ApiError
+from gemctl.errors import ApiError, of_system
 from gemctl.peers import groups_of, peer_of
 from gemctl.serve.jobs import stopped
 from gemctl.service import Caller, Service
@@ -409,6 +409,8 @@ class Server:
         self._tasks: dict[asyncio.Task[None], int] = {}  # each with its peer's user
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._accepting: asyncio.Task[None] | None = None
+        self._short = False  # the last connection could not be taken
+        self.on_short: Callable[[ApiError], None] = lambda _error: None  # once each time
         self._left = asyncio.Event()  # the last replies are out
 
     async def run(self) -> None:
@@ -431,9 +433,13 @@ class Server:
         while True:
             try:
                 peer, _ = await loop.sock_accept(self._sock)
-            except OSError:  # no descriptor is left: those that end give one back
+            except OSError as error:  # no descriptor is left: those that end give one back
+                if not self._short:
+                    self.on_short(of_system("a connection was not taken", error))
+                self._short = True
                 await asyncio.sleep(0.1)
                 continue
+            self._short = False
             self._welcome(peer)
 
     def turn_away(self) -> None:

@@ -65,7 +65,8 @@ class Session:
         """Ask for the changes, once."""
         while self.changes:
             method, params = self.changes.pop(0)
-            self.ask(method, **params)
+            for note in self.ask(method, **params).get("external_notes", ()):
+                self.say(f"gemctl: external sensor {note}")
 
     def ask(self, method: str, fd: int | None = None, **params: Any) -> dict[str, Any]:
         """The result of a method; parameters that are None are left out."""

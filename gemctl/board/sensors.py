@@ -36,8 +36,10 @@ RESCAN_S = 10.0  # between two searches for zones while none gives a temperature
 MAX_EXTERNAL = 16
 GAPS = 8  # times between values of an external sensor that are remembered
 MAX_ZONES = 256
+KNOWN_MOST = 16  # names in a sentence
 MAX_BYTES = 256  # of a sensor's file
 MAX_PAYLOAD = 1024  # of an MQTT message
+NO_ANSWER = "no answer yet"
 NO_ZONE = "no thermal zone of the processor gives a temperature"
 OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
@@ -318,6 +320,23 @@ class _Files:
         self._parent, self._pattern = parent, pattern
         self._chip, self._channel = chip, channel
 
+    def there(self) -> bool:
+        """Whether a chip of the name has the channel. Its value is not read: that may take long."""
+        return (self._chip, self._channel) in self._every()
+
+    def known(self) -> list[str]:
+        """All that there are, as NAME/CHANNEL."""
+        return list(dict.fromkeys(f"{chip}/{channel}" for chip, channel in self._every()))
+
+    def _every(self) -> list[tuple[str, str]]:
+        found = []
+        for folder in folders(self._parent, self._pattern):
+            chip, names = read_word(folder / "name"), []
+            for pattern in ("temp*_input", "in_temp*_input", "in_temp*_raw"):
+                names += [path.name.rpartition("_")[0] for path in folders(folder, pattern)]
+            found += [(chip, name) for name in names if chip]
+        return found
+
     def read(self, now: float) -> tuple[float, float]:
         every = folders(self._parent, self._pattern)
         chips = [folder for folder in every if read_word(folder / "name") == self._chip]
@@ -451,7 +470,7 @@ class _Reader:
         self._done = threading.Event()
         self._ended = False
         self._now = 0.0  # of the read under way
-        self._latest: tuple[float | None, float, str] = (None, 0.0, "no answer yet")
+        self._latest: tuple[float | None, float, str] = (None, 0.0, NO_ANSWER)
         self._thread: threading.Thread | None = None
 
     def ask(self, now: float) -> bool:
@@ -632,6 +651,23 @@ class Sensors:
                 self._readers.setdefault(spec, _Reader(source))
         self._sources = new
         self._rhythms = {spec: self._rhythms.get(spec, _Rhythm()) for spec in new}
+
+    def demand(self, specs: Sequence[str]) -> None:
+        """Refuse chips and devices that this machine has not: nobody plugs them in while it waits.
+        What somebody else writes, a file or a topic, may come later. Raises ApiError."""
+        for spec in specs:
+            source = self._sources.get(spec) or parse_source(spec, self._root)
+            if not isinstance(source, _Files) or source.there():
+                continue
+            kind = spec.partition(":")[0]
+            known = ", ".join(f"{kind}:{name}" for name in source.known()[:KNOWN_MOST])
+            remedy = f"there are: {known}" if known else "there is none, use file: or mqtt:"
+            raise _bad(spec, "this machine has no such sensor", remedy)
+
+    def silent(self) -> list[tuple[str, str]]:
+        """External sensors that have given no value yet, each with the reason."""
+        now = self._clock()
+        return [(r.name, r.reason) for r in self._read_external(now) if r.celsius is None]
 
     @property
     def any(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from gemctl import waiting
 from gemctl.board import power as power_
 from gemctl.board.powerd_client import PowerdClient
-from gemctl.board.sensors import Reading, Sensors
+from gemctl.board.sensors import NO_ANSWER, Reading, Sensors
 from gemctl.config import Config
 from gemctl.core import predict
 from gemctl.core import throttle as core
@@ -35,6 +35,7 @@ FAST_S, SLOW_S = 0.1, 0.5
 ENERGY_S = 60.0  # window of the energy per token
 TREND_MEMORY = 0.01  # weight of the newest time per token in the long mean
 REST_S, LOAD_S = 60.0, 300.0  # of `calibrate thermal`
+FIRST_LOOKS, FIRST_LOOK_S = 25, 0.02  # at the first value of an external sensor
 BLIND = "no sensor and no threshold: nothing is watched"
 KEEP_S = 120.0  # what is asked for a shorter while ends with the daemon: no flash is worn for it
 
@@ -147,6 +148,7 @@ class Throttle:
         given = {"mode": mode, "temp_c": temp_c, "duty": duty}
         changes: dict[str, Any] = {key: v for key, v in given.items() if v is not None}
         if external is not None:
+            self.sensors.demand([spec for spec in external if spec not in self._specs])
             self.sensors.set_external([*self.config.sensors.external, *external])  # or ApiError
             self._take((*self.config.sensors.external, *external))
             changes["external"] = tuple(external)
@@ -156,9 +158,18 @@ class Throttle:
             self._keep_brief(self._brief[0], for_s)
         else:
             self._keep(changes, reset)
+        if external:
+            await self._first_values()
         await self.tick()
         self._wake.set()
         return self.describe()
+
+    async def _first_values(self) -> None:
+        """Give what is read in a thread the time for its first answer."""
+        for _ in range(FIRST_LOOKS):
+            if not any(reason == NO_ANSWER for _, reason in self.sensors.silent()):
+                return
+            await asyncio.sleep(FIRST_LOOK_S)
 
     def _keep_brief(self, policy: ThrottleState, for_s: float) -> None:
         """Write it down, or that the one before it is over."""
@@ -195,6 +206,11 @@ class Throttle:
             "faults": [[n, self._reasons.get(n, why)] for n, why in d.sensor_faults] if d else [],
             "powerd": self.powerd.present,
             "external": list(self.wanted.external or self.config.sensors.external),
+            "external_notes": [
+                f"{name}: {self._reasons[name]}; the throttle is careful until it gives a value"
+                for name in self._specs
+                if name in self._reasons
+            ],
             "until": self._until(),
             "not_kept": self.models.state_file.problem,
         }

@@ -48,6 +48,7 @@ class Held:
     name: str
     size: int  # what its artifact declares, in bytes
     mapped: int = 0  # of that, weights mapped from a file and not locked: "available" to the kernel
+    pinned: bool = False  # nobody may unload it
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def admit(memory: Memory, loaded: Sequence[Held], wanted: Held) -> Admission:
     if not short:
         sentence = f"{wanted.name}: needs {_mib(wanted.size)} of {_left(left)} that are left"
         return Admission(True, left, 0, sentence)
-    others = ", ".join(f"{model.name} {_mib(model.size)}" for model in loaded) or "none"
+    others = ", ".join(_loaded(model) for model in loaded) or "none"
     sentence = (
         f"{wanted.name}: needs {_mib(wanted.size)}, {_left(left)} are left of "
         f"{_left(memory.ceiling)} for all models ({_left(memory.available)} available, "
@@ -88,12 +89,30 @@ def admit(memory: Memory, loaded: Sequence[Held], wanted: Held) -> Admission:
     return Admission(False, left, short, sentence)
 
 
+def _loaded(model: Held) -> str:
+    return f"{model.name} {_mib(model.size)}{' pinned' if model.pinned else ''}"
+
+
 def _remedy(memory: Memory, loaded: Sequence[Held], wanted: Held) -> str:
-    """The smallest model to unload, where one is enough; else what else helps."""
-    for model in sorted(loaded, key=lambda held: (held.size, held.name)):
+    """The smallest model to unload, where one is enough, and a pinned one only where none of the
+    others is; else what else helps."""
+    for model in sorted(loaded, key=lambda held: (held.pinned, held.size, held.name)):
         if wanted.size <= budget(_without(memory, model), _rest(loaded, model)):
-            return f"gemctl model unload {model.name}"
-    return "unload other models, or compile it with a smaller --kv-cache-size"
+            return unloading(model.name, model.pinned)
+    smaller = "compile it with a smaller --kv-cache-size"
+    if loaded and all(model.pinned for model in loaded):
+        smaller = (
+            f"all models are pinned: gemctl model pin NAME --off and unload some, or {smaller}"
+        )
+    elif loaded:
+        smaller = f"unload other models, or {smaller}"
+    return smaller
+
+
+def unloading(name: str, pinned: bool) -> str:
+    """What to type so that a model is unloaded, which a pinned one is not as it is."""
+    first = f"gemctl model pin {name} --off, then " if pinned else ""
+    return f"{first}gemctl model unload {name}"
 
 
 def _without(memory: Memory, model: Held) -> Memory:

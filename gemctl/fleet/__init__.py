@@ -39,6 +39,7 @@ from gemctl.fleet.plan import (
     stage_of,
     time_left,
 )
+from gemrun import extras
 
 if TYPE_CHECKING:
     from gemctl.fleet.link import FleetLink
@@ -65,13 +66,11 @@ class DeviceStatus:
 
 @asynccontextmanager
 async def _connected(broker: MqttConfig) -> AsyncIterator[FleetLink]:
-    try:
-        from gemctl.fleet.link import FleetLink
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("aiomqtt", "paho"):
-            raise
-        reason = "fleet: aiomqtt is not installed; install gembin-toolchain[mqtt]"
-        raise ApiError("failed", reason) from None
+    reason = extras.problem("aiomqtt", "aiomqtt", "mqtt")
+    if reason is not None:
+        raise ApiError("failed", f"fleet: {reason}")
+    from gemctl.fleet.link import FleetLink
+
     link = FleetLink(broker, f"fleet-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         await link.open()

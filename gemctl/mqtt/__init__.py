@@ -13,6 +13,7 @@ from gemctl.config import MqttConfig
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.service import Service
+from gemrun import extras
 
 if TYPE_CHECKING:
     from gemctl.mqtt.bridge import Bridge
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
 def make_bridge(config: MqttConfig, service: Service, hub: EventHub, **options: Any) -> Bridge:
     """A bridge to `run(stop)` and to ask for `info()`; the options are those of Bridge.
 
-    Raises ApiError where aiomqtt is missing or the device's name cannot be used.
+    Raises ApiError where aiomqtt is missing or broken, or the device's name cannot be used.
     """
-    try:
-        from gemctl.mqtt.bridge import Bridge
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("aiomqtt", "paho"):
-            raise
-        reason = "mqtt.host: aiomqtt is not installed; install gembin-toolchain[mqtt], or empty it"
-        raise ApiError("failed", reason) from None
+    reason = extras.problem("aiomqtt", "aiomqtt", "mqtt")
+    if reason is not None:
+        raise ApiError("failed", f"mqtt.host: {reason}, or empty it")
+    from gemctl.mqtt.bridge import Bridge
+
     return Bridge(config, service, hub, **options)
 
 

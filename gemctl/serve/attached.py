@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from gemctl import waiting
 from gemctl.errors import ApiError
 from gemctl.serve.channel import Channel, error_of
-from gemctl.serve.slot import Pace
+from gemctl.serve.slot import Pace, other_layout
 from gemctl.serve.worker import WHOLE_MOST, Facts
-from gemctl.show.history import TTFT_WINDOW_S, Window
 
 if TYPE_CHECKING:
     from gemctl.serve.handover import Trial
@@ -60,7 +59,6 @@ class Attached:
         self.task: asyncio.Task[None] | None = None
         self._models = models
         self._ready: dict[str, Any] = {}
-        self._ttft = Window(TTFT_WINDOW_S, int(TTFT_WINDOW_S / STATS_S) + 1)
         self._watched = (0, 0, 0)  # requests, failed and tokens where the daemon began to count
 
     async def run(self, pace: Pace) -> None:
@@ -103,7 +101,7 @@ class Attached:
         metrics, ttft = self._models.metrics, real(self.figures, "ttft_ms")
         if requests > failed and ttft is not None:
             metrics.ttft(self.name, ttft / 1e3)
-            self._ttft.add(self._models.clock(), ttft)
+            self._models.history.ttft(self._models.clock(), ttft, self.name)
         metrics.tokens(self.name, tokens)
         metrics.request(self.name, "ok", max(0, requests - failed))
         metrics.request(self.name, "failed", min(failed, requests))
@@ -203,7 +201,8 @@ class Attached:
     def stats(self) -> dict[str, Any]:
         """Its part of `stats`."""
         requests, failed, _ = self._counts()
-        f, now, size = self.figures, self._models.clock(), _whole(self.figures, "kv_size")
+        f, size = self.figures, _whole(self.figures, "kv_size")
+        p50, p95 = self._models.history.ttft_percentiles(self._models.clock(), self.name)
         used = self.kv_used if self.enabled else 0
         per_token = self.facts.ram_kv / self.facts.kv_size if self.facts and size else 0.0
         return {
@@ -223,8 +222,8 @@ class Attached:
             "kv_cache_size": size or (self.facts.kv_size if self.facts else None),
             "kv_cache_used_bytes": round(used * per_token),
             "kv_cache_hit_ratio": share(f.get("reused"), f.get("prompt_tokens")),
-            "ttft_p50_ms": self._ttft.percentile(now, 50),
-            "ttft_p95_ms": self._ttft.percentile(now, 95),
+            "ttft_p50_ms": p50,
+            "ttft_p95_ms": p95,
             "kv_auto_reset_percent": None,
         }
 
@@ -277,8 +276,7 @@ class Attached:
     def _named(self, error: ApiError, path: Path) -> str:
         """The program's sentence, in the words of who asked here."""
         if error.code == "layout":
-            what = f"{self.name}: another context or KV type than the version that serves"
-            return f"{what}; compile it alike, or give --allow-layout-change"
+            return other_layout(self.name).message
         return re.sub(rf"/proc/self/fd/\d+|{re.escape(str(path))}", self.name, error.message)
 
     async def back(self) -> None:

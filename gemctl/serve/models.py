@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -245,7 +246,13 @@ class Models:
 
     def held(self) -> list[policy.Held]:
         """What is loaded."""
-        return [s.held for s in self.all_slots() if s.loaded and s.declared is not None]
+        loaded = [s.held for s in self.all_slots() if s.loaded and s.declared is not None]
+        return [dataclasses.replace(one, pinned=self.pinned(one.name)) for one in loaded]
+
+    def pinned(self, name: str) -> bool:
+        """Whether nobody may unload a model."""
+        wanted = self.state.models.get(name)
+        return wanted is not None and wanted.pinned
 
     def memory(self) -> policy.Memory:
         """Of the machine, with the operator's limit."""
@@ -457,7 +464,7 @@ class Models:
     async def unload(self, name: str) -> None:
         """Drain a model and free its memory; it stays in the store."""
         model = self.model(name)
-        if (wanted := self.state.models.get(name)) is not None and wanted.pinned:
+        if self.pinned(name):
             raise ApiError("conflict", f"{name}: is pinned; gemctl model pin {name} --off first")
         with self.changing(model, "an unload"):
             await self.end_probation(model)
@@ -576,7 +583,8 @@ class Models:
                 await asyncio.to_thread(self.store.remove, name, digest, self.in_use())
                 return
             if any(slot.loaded for slot in model.slots()):
-                raise ApiError("conflict", f"{name}: is loaded; gemctl model unload {name} first")
+                remedy = policy.unloading(name, self.pinned(name))
+                raise ApiError("conflict", f"{name}: is loaded; {remedy} first")
             await asyncio.to_thread(self.store.forget, name)  # first: the state may need the room
             self.models.pop(name, None)
             if name in self.state.models or self.active == name:
@@ -756,7 +764,7 @@ class Models:
             figures.step_ms = (
                 step if figures.step_ms is None else 0.8 * figures.step_ms + 0.2 * step
             )
-        self.history.ttft(self.clock(), done["ttft_ms"])
+        self.history.ttft(self.clock(), done["ttft_ms"], slot.name)
         self.metrics.ttft(slot.name, done["ttft_ms"] / 1e3)
         self.metrics.tokens(slot.name, done["generated_tokens"])
         self.metrics.request(slot.name, "ok")

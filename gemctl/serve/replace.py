@@ -31,13 +31,14 @@ from gemctl.serve import artifact, candidate, hooks
 from gemctl.serve.jobs import Job, reason_of
 from gemctl.serve.models import Models
 from gemctl.serve.phases import Procedure, Tell
-from gemctl.serve.slot import Model, Slot, found_bad
+from gemctl.serve.slot import OTHER_LAYOUT, Model, Slot, found_bad, other_layout
 from gemctl.store.copying import digest_of, source_of
 from gemctl.store.state import begin_trial, end_trial, with_model
 from gemctl.store.store import Staged
 
 PROBATION_LOOK_S = 0.2
 KEEP_AGAIN_S = 2.0  # until a disk that took nothing is asked again to keep what has passed
+GAP_MOST_S = 2.0  # for the first token behind the flip of who waits for one
 
 
 @dataclass
@@ -59,6 +60,10 @@ class Replacement(Procedure):
     @property
     def name(self) -> str:
         return self.model.name
+
+    def begin(self, step: str = "") -> None:
+        super().begin(step)
+        self.model.gaps.watch()
 
 
 async def stage(r: Procedure, descriptor: int) -> str:
@@ -99,11 +104,9 @@ async def _verify(r: Replacement, slot: Slot) -> artifact.Inspected:
     current = r.model.current
     before = current.declared if current is not None else None
     other = before is not None and before.kv_layout_id != found.declared.kv_layout_id
-    what = "another kv_cache_size or KV layout than the version that serves"
     if other and not r.allow_layout_change:
-        remedy = "compile it alike, or give --allow-layout-change"
-        raise ApiError("layout", f"{slot.name}: {what}; {remedy}")
-    warnings = [*found.warnings, *([what] if other else [])]
+        raise other_layout(slot.name)
+    warnings = [*found.warnings, *([OTHER_LAYOUT] if other else [])]
     await r.phase("verify", "prefault", signature=found.signature, warnings=warnings)
     return found
 
@@ -176,7 +179,7 @@ async def replace(
     if model.kept is not None:
         old = model.kept
         await _drain(r, old)
-    return _report(r, plan.strategy)
+    return await _report(r, plan.strategy)
 
 
 async def _make_room(r: Replacement) -> None:
@@ -279,12 +282,18 @@ async def _drain(r: Replacement, old: Slot) -> None:
     await r.phase("drain")
 
 
-def _report(r: Replacement, strategy: str) -> dict[str, Any]:
+async def _report(r: Replacement, strategy: str) -> dict[str, Any]:
+    total = r.total_ms()
+    await r.model.gaps.settle(GAP_MOST_S)
+    gap = r.model.gaps.end()
+    if gap is not None:
+        r.models.metrics.token_gap(gap)
     swap = {
         "strategy": strategy,
         "phases_ms": dict(r.phases),
         "flip_ms": r.phases["flip"],
-        "total_ms": r.total_ms(),
+        "max_token_gap_ms": None if gap is None else round(gap * 1e3, 3),
+        "total_ms": total,
         "digest": r.model.current.digest if r.model.current is not None else None,
     }
     r.model.swap = swap
@@ -539,6 +548,7 @@ def _already(r: Replacement, slot: Slot) -> dict[str, Any]:
         "strategy": "none",
         "phases_ms": dict(r.phases),
         "flip_ms": 0.0,
+        "max_token_gap_ms": None,
         "total_ms": r.total_ms(),
         "digest": slot.digest,
     }

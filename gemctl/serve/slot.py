@@ -11,6 +11,7 @@ from gemctl.core import policy, slots
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
 from gemctl.serve import artifact
+from gemctl.serve.gaps import Gaps
 from gemctl.serve.turns import Engine, Turns
 from gemctl.serve.worker import Worker
 
@@ -91,6 +92,15 @@ def unavailable(name: str, state: slots.State) -> ApiError:
     return ApiError("conflict", f"{name}: {what}; {remedy.format(name=name)}")
 
 
+OTHER_LAYOUT = "another context or KV type than the version that serves"
+
+
+def other_layout(name: str) -> ApiError:
+    """The refusal of a version of another layout, by the daemon or by an attached program."""
+    remedy = "compile it alike, or give --allow-layout-change"
+    return ApiError("layout", f"{name}: {OTHER_LAYOUT}; {remedy}")
+
+
 def found_bad(name: str, digest: str) -> ApiError:
     """The refusal of a version that failed before."""
     return ApiError(
@@ -120,6 +130,7 @@ class Model:
     kept: Slot | None = None
     figures: Figures = field(default_factory=Figures)
     swap: dict[str, Any] = field(default_factory=dict)  # of the newest replacement
+    gaps: Gaps = field(default_factory=Gaps)
     busy: str = ""  # the procedure that changes it now
     passed: set[str] = field(default_factory=set)  # versions that served since the daemon's start
     priority: int = 1

@@ -2,7 +2,8 @@
 
     history.add(now, {"temp_c": 61.2, "throughput_tps": None})    about once a second
     history.query(seconds=3600, step_s=10)                        for `stats --history` and the page
-    history.ttft(now, 120.0); history.ttft_percentiles(now)       (p50, p95) of five minutes
+    history.ttft(now, 120.0, "lm")                                a model's time to a first token
+    history.ttft_percentiles(now, "lm")                           (p50, p95) of five minutes
 
 Times are seconds of a clock that never goes back; answers count back from the last one. The rings
 are fixed arrays: 8 KiB a series, at most MAX_SERIES of them, whatever happens.
@@ -21,6 +22,7 @@ LONGEST_S = 3600
 MAX_SERIES = 64
 TTFT_WINDOW_S = 300.0
 TTFT_KEPT = 4096
+ANSWERS_KEPT = 16  # to different questions within a second
 UNKNOWN = math.nan
 
 # What the status page draws. `throttle_level` is a number, `duty` a share of 1.
@@ -34,12 +36,21 @@ class _Ring:
         self.step_s, self.count = step_s, count
         self._sums = array("d", [UNKNOWN]) * count
         self._numbers = array("H", [0]) * count
+        self._kept: tuple[int, list[float]] | None = None  # what `values` was asked for last
+
+    def values(self, last: int) -> list[float]:
+        """All slots up to the last one; computed once a change, however often it is asked for."""
+        if self._kept is None or self._kept[0] != last:
+            self._kept = last, [self.get(slot) for slot in range(last - self.count + 1, last + 1)]
+        return self._kept[1]
 
     def clear(self, slot: int) -> None:
+        self._kept = None
         self._sums[slot % self.count] = UNKNOWN
         self._numbers[slot % self.count] = 0
 
     def put(self, slot: int, value: float) -> None:
+        self._kept = None
         place = slot % self.count
         if self._numbers[place] == 0:
             self._sums[place], self._numbers[place] = value, 1
@@ -70,7 +81,8 @@ class History:
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
         self._second: int | None = None  # of the last `add`
-        self._ttft = Window(TTFT_WINDOW_S, TTFT_KEPT)
+        self._ttft: dict[str, Window] = {}
+        self._answers: dict[tuple[bool, int, int], dict[str, list[float | None]]] = {}
 
     def add(self, now: float, values: Mapping[str, float | None]) -> None:
         """Values of this second; None and what is no finite number count as unknown."""
@@ -78,6 +90,7 @@ class History:
         if self._second is not None and second < self._second:
             return
         self._forward(second)
+        self._answers.clear()
         for name, value in values.items():
             series = self._series.get(name)
             if series is None:
@@ -115,20 +128,36 @@ class History:
         width = -(-step_s // unit)  # slots in a step
         steps = -(-seconds // (width * unit))
         times = [-(steps - 1 - i) * width * unit for i in range(steps)]
-        last = None if self._second is None else self._second // unit
-        series = {
-            name: _means(both.coarse if coarse else both.fine, last, steps, width)
-            for name, both in self._series.items()
-        }
+        series = self._means(coarse, steps, width)
         return {"seconds": seconds, "step_s": width * unit, "t": times, "series": series}
 
-    def ttft(self, now: float, ms: float) -> None:
-        """A first token came after so many milliseconds."""
-        self._ttft.add(now, ms)
+    def _means(self, coarse: bool, steps: int, width: int) -> dict[str, list[float | None]]:
+        """Of every series, kept until the next `add`: a flood of one question is answered once."""
+        key = coarse, steps, width
+        if key not in self._answers:
+            unit = COARSE_S if coarse else FINE_S
+            last = None if self._second is None else self._second // unit
+            if len(self._answers) >= ANSWERS_KEPT:
+                self._answers.clear()
+            self._answers[key] = {
+                name: _means(both.coarse if coarse else both.fine, last, steps, width)
+                for name, both in self._series.items()
+            }
+        return self._answers[key]
 
-    def ttft_percentiles(self, now: float) -> tuple[float | None, float | None]:
-        """(p50, p95) in milliseconds over the last five minutes; None without a request."""
-        return self._ttft.percentile(now, 50), self._ttft.percentile(now, 95)
+    def ttft(self, now: float, ms: float, model: str = "") -> None:
+        """A model's first token came after so many milliseconds."""
+        if model not in self._ttft and len(self._ttft) >= MAX_SERIES:
+            return
+        self._ttft.setdefault(model, Window(TTFT_WINDOW_S, TTFT_KEPT)).add(now, ms)
+
+    def ttft_percentiles(self, now: float, model: str = "") -> tuple[float | None, float | None]:
+        """(p50, p95) of a model in milliseconds over the last five minutes; None without a
+        request."""
+        window = self._ttft.get(model)
+        if window is None:
+            return None, None
+        return window.percentile(now, 50), window.percentile(now, 95)
 
 
 def _means(ring: _Ring, last: int | None, steps: int, width: int) -> list[float | None]:
@@ -137,10 +166,11 @@ def _means(ring: _Ring, last: int | None, steps: int, width: int) -> list[float 
         return [None] * steps
     first = last - steps * width + 1
     oldest = last - ring.count + 1
+    values = ring.values(last)
     means: list[float | None] = []
     for step in range(steps):
-        slots = range(max(first + step * width, oldest), first + (step + 1) * width)
-        known = [value for value in map(ring.get, slots) if not math.isnan(value)]
+        start, end = max(first + step * width - oldest, 0), first + (step + 1) * width - oldest
+        known = [value for value in values[start : max(start, end)] if not math.isnan(value)]
         means.append(round(math.fsum(known) / len(known), 3) if known else None)
     return means
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from gemctl.errors import ApiError, Code
+from gemrun import extras
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_MODELS = 64
@@ -56,6 +57,9 @@ class Metrics:
     def flip(self, seconds: float) -> None:
         """A model was swapped; how long requests had no target."""
 
+    def token_gap(self, seconds: float) -> None:
+        """A model was swapped; how long somebody who asked it got no token."""
+
     def temperatures(self, zones: Mapping[str, float | None]) -> None:
         """Degrees by sensor; one that is unknown or gone has no series."""
 
@@ -77,13 +81,11 @@ class Prometheus(Metrics):
     """Figures in a registry of its own. Raises ApiError("bad_request") without the extra."""
 
     def __init__(self) -> None:
-        try:
-            import prometheus_client as client
-        except ImportError:
-            raise ApiError(
-                "bad_request",
-                "metrics: prometheus-client is not installed; install gembin-toolchain[metrics]",
-            ) from None
+        reason = extras.problem("prometheus_client", "prometheus-client", "metrics")
+        if reason is not None:
+            raise ApiError("bad_request", f"metrics: {reason}")
+        import prometheus_client as client
+
         self._latest = client.generate_latest
         self._registry = client.CollectorRegistry(auto_describe=True)
         self._models: set[str] = set()
@@ -137,6 +139,12 @@ class Prometheus(Metrics):
         self._flip = client.Histogram(
             "gemctl_swap_flip_seconds",
             "Time without a target at a swap",
+            buckets=FLIP_BUCKETS,
+            **known,
+        )
+        self._gap = client.Histogram(
+            "gemctl_swap_max_token_gap_seconds",
+            "Longest time without a token for requests at a swap",
             buckets=FLIP_BUCKETS,
             **known,
         )
@@ -196,6 +204,9 @@ class Prometheus(Metrics):
 
     def flip(self, seconds: float) -> None:
         self._flip.observe(seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        self._gap.observe(seconds)
 
     def temperatures(self, zones: Mapping[str, float | None]) -> None:
         self._zones = _gauges(self._temperature, self._zones, zones)

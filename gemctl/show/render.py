@@ -21,6 +21,7 @@ UNITS = {
     "duty": "of 1", "throughput_tps": "tokens/s", "tokens": "tokens", "power_w": "W",
     "queued": "requests",
 }  # fmt: skip
+BLOCKS_MOST = 60  # of a line of the history
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Why a command of the broker was refused (MQTT.md).
 REFUSED = (
@@ -108,8 +109,8 @@ def auto_reset(found: dict[str, Any]) -> str:
     return f"auto-reset on, after {full}"
 
 
-def stats(found: dict[str, Any]) -> str:
-    """gemctl stats."""
+def stats(found: dict[str, Any], whose: str = ", of all models") -> str:
+    """gemctl stats. `whose` the requests are."""
     t, r = found["throttle"], found["requests"]
     p50, p95 = found["ttft_p50_ms"], found["ttft_p95_ms"]
     rows = [
@@ -128,19 +129,28 @@ def stats(found: dict[str, Any]) -> str:
         ["power", f"{number(found['power_w'], 'W')}; "
          f"{number(found['energy_per_token_j'], 'J a token', 3)}"],
         ["requests", f"{r['active']} active, {r['queued']} queued, {r['done']} done, "
-         f"{r['failed']} failed"],
+         f"{r['failed']} failed{whose}"],
     ]  # fmt: skip
     return table(rows)
 
 
+def blocks_of(values: list[float | None], width: int) -> list[float | None]:
+    """Means of so many values each, the newest whole."""
+    cut = [values[max(0, end - width) : end] for end in range(len(values), 0, -width)]
+    known = [[value for value in part if value is not None] for part in reversed(cut)]
+    return [sum(part) / len(part) if part else None for part in known]
+
+
 def history(found: dict[str, Any]) -> str:
     """gemctl stats --history: a line a series."""
-    blocks = f"{found['step_s']} s a block, newest right"
+    count = max((len(values) for values in found["series"].values()), default=1)
+    width = max(1, -(-count // BLOCKS_MOST))
+    blocks = f"{found['step_s'] * width} s a block, newest right"
     rows = [["series", "unit", "least", "most", "newest", blocks]]
     for name, values in found["series"].items():
         known = [value for value in values if value is not None]
         if known:
-            line = sparkline(values[-60:], min(known), max(known))
+            line = sparkline(blocks_of(values, width), min(known), max(known))
             figures = [number(value) for value in (min(known), max(known), known[-1])]
             rows.append([name, UNITS.get(name, ""), *figures, line])
     return table(rows) if len(rows) > 1 else "nothing yet; try again in a minute"
@@ -312,9 +322,11 @@ def replaced(found: dict[str, Any]) -> str:
     if found.get("already"):
         return f"{who}: serves already; nothing was changed"
     how = ", serial: the old one ended first" if found["strategy"] == "serial" else ""
+    gap = found.get("max_token_gap_ms")
+    gap_text = "" if gap is None else f", {gap:.1f} ms without a token at most"
     return (
         f"{who}: answers now{how}; exchanged in {found['flip_ms']:.1f} ms after "
-        f"{found['total_ms'] / 1e3:.2f} s; on probation, see gemctl model status"
+        f"{found['total_ms'] / 1e3:.2f} s{gap_text}; on probation, see gemctl model status"
     )
 
 

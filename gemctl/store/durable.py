@@ -223,7 +223,8 @@ def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
     """Give `name` this content: the old or the new one is there after a power loss, never less.
 
     With `keep` the old content stays under that name. OSError; then the old content is in place.
-    After a power loss between two renames that both were to happen it is under `keep` alone.
+    After a power loss between two renames that both were to happen it is under `keep` alone; the
+    new file beside it says so, also where a disk let only the first of them happen.
     """
     new = f".{name}{NEW}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -237,14 +238,23 @@ def write_file(folder: int, name: str, data: bytes, keep: str = "") -> None:
         if keep:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(name, keep, src_dir_fd=folder, dst_dir_fd=folder)
-        try:
-            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            if keep:
-                with contextlib.suppress(OSError):
-                    os.rename(keep, name, src_dir_fd=folder, dst_dir_fd=folder)
-            raise
+    try:
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        if not keep or _put_back(folder, keep, name):
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=folder)
+        raise
     os.fsync(folder)
+
+
+def _put_back(folder: int, keep: str, name: str) -> bool:
+    """Whether the old content has its name again."""
+    try:
+        os.rename(keep, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        return False
+    return True
 
 
 def write_link(folder: int, name: str, target: str) -> None:

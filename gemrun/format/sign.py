@@ -18,24 +18,27 @@ import binascii
 import hashlib
 from dataclasses import dataclass
 
+from gemrun import extras
 from gemrun.format.spec import Signature
 
 TAG = b"gembin sig 1"
 ED25519 = 1  # alg
 WORD, SECRET_WORD = "gembin-ed25519", "gembin-ed25519-secret"
+ED25519_MODULE = "cryptography.hazmat.primitives.asymmetric.ed25519"
 KEY_BYTES = 32
 FILE_MOST = 1024  # bytes of a key's file
 COMMENT_MOST = 200  # characters
 
 
 class Unavailable(ImportError):
-    """The package that does the mathematics is not installed."""
+    """The package that does the mathematics is not installed, or broken; the text says which."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "signature: the package cryptography is not installed; "
-            "pip install gembin-toolchain[sign]"
-        )
+
+def _demand_cryptography() -> None:
+    """Unavailable, where it cannot be used."""
+    reason = extras.problem(ED25519_MODULE, "cryptography", "sign", "pip install")
+    if reason is not None:
+        raise Unavailable(f"signature: {reason}")
 
 
 class KeyFault(ValueError):
@@ -68,19 +71,17 @@ class SecretKey:
 
     def public(self) -> PublicKey:
         """The key that verifies. Unavailable."""
-        try:
-            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        except ImportError:
-            raise Unavailable from None
+        _demand_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         key = Ed25519PrivateKey.from_private_bytes(self.seed)
         return PublicKey(key.public_key().public_bytes_raw(), self.comment)
 
     def sign(self, root: bytes) -> Signature:
         """The signature block for a root. Unavailable."""
-        try:
-            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        except ImportError:
-            raise Unavailable from None
+        _demand_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         made = Ed25519PrivateKey.from_private_bytes(self.seed).sign(TAG + root)
         return Signature(alg=ED25519, key_id=self.public().id, signature=made)
 
@@ -101,11 +102,10 @@ def secret_of(data: bytes) -> SecretKey:
 
 def matches(key: PublicKey, block: Signature, root: bytes) -> bool:
     """Whether the block holds this key's signature of the root. Unavailable."""
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError:
-        raise Unavailable from None
+    _demand_cryptography()
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(key.raw).verify(block.signature, TAG + root)
     except InvalidSignature:

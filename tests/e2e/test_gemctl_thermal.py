@@ -295,3 +295,34 @@ def test_a_zone_that_was_taken_away_is_not_well(
         wait_for(lambda: "soc" in dict(throttle(daemon)["faults"]), 40)  # it looked for zones again
         assert not daemon.events("sensor.ok")
         assert "sensor soc" in daemon.gemctl("doctor")
+
+
+def test_a_sensor_that_cannot_be_is_refused_and_one_that_may_come_is_told(
+    daemon: Daemon, board: sysfs.Sysfs, tmp_path: Path
+) -> None:
+    """No chip comes while it waits; a file is written by somebody who may start later."""
+    board.put("sys/class/hwmon/hwmon7/name", "lm75\n")
+    board.put("sys/class/hwmon/hwmon7/temp1_input", "41000\n")
+    board.put("sys/bus/iio/devices/iio:device0/name", "tmp006\n")
+    board.put("sys/bus/iio/devices/iio:device0/in_temp_ambient_raw", "41000\n")
+    for source, known in (
+        ("hwmon:lm57/temp1", "hwmon:lm75/temp1"),
+        ("hwmon:lm75/temp2", "hwmon:lm75/temp1"),
+        ("iio:tmp7/temp", "iio:tmp006/in_temp_ambient"),
+    ):
+        text = daemon.gemctl("stats", "--external-temp-sensor", source, code=2)
+        assert f"external sensor '{source}': this machine has no such sensor; there are: " in text
+        assert known in text
+        assert throttle(daemon)["external"] == []
+    for source in ("hwmon:lm75/temp1", "iio:tmp006/temp_ambient"):
+        assert "external sensor" not in daemon.gemctl("stats", "--external-temp-sensor", source)
+        assert throttle(daemon)["external"] == [source]
+    path = tmp_path / "later"
+    text = daemon.gemctl("stats", "--external-temp-sensor", f"file:{path}:0.001")
+    note = f"file:{path}:0.001: ENOENT: No such file or directory; the throttle is careful until"
+    assert f"gemctl: external sensor {note}" in text
+    found = json.loads(daemon.gemctl("throttle", "--json"))
+    assert [one.startswith(note) for one in found["external_notes"]] == [True]
+    wait_for(lambda: throttle(daemon)["duty"] <= 0.5)
+    with Cabinet(path, 41.0):
+        wait_for(lambda: not throttle(daemon)["external_notes"])

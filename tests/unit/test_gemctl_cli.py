@@ -194,6 +194,17 @@ def test_texts_for_people() -> None:
     assert "temperature" in screen
 
 
+def test_an_hour_is_drawn_whole_in_one_line() -> None:
+    """Of 360 figures each block is the mean of six, the newest whole."""
+    values = [float(number // 6) for number in range(360)]
+    assert render.blocks_of(values, 6) == [float(number) for number in range(60)]
+    assert render.blocks_of([1.0, None, 3.0, None], 2) == [1.0, 3.0]
+    shown = render.history({"step_s": 10, "series": {"temp_c": values}})
+    assert "60 s a block" in shown
+    assert sum(shown.count(block) for block in render.BLOCKS) == 60
+    assert "of all models" in render.stats(STATS)
+
+
 @pytest.mark.parametrize("value", [None, 0, 1.25])
 def test_unknown_figures_are_dashes(value: float | None) -> None:
     assert render.number(value, "ms") == {None: "-", 0: "0 ms", 1.25: "1.2 ms"}[value]

@@ -1,11 +1,12 @@
-"""Completion of gemctl's line: with bash itself, by the protocol of the other shells, and what a
-daemon that knows models, is slow, or is not there makes of it."""
+"""Completion of gemctl's line: with bash and zsh themselves, by the protocol of fish and zsh, and
+what a daemon that knows models, is slow, or is not there makes of it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import pty
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon import wait_for
 from gemctl import completing
 from gemctl.session import ANYWHERE
 
@@ -201,6 +203,73 @@ def test_bash_itself(command: Path, place: Path, words: list[str], found: list[s
     done = run(command, ["bash", "-c", BASH, "bash", *words], GEMCTL_SOCKET=str(place))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == found
+
+
+ZSH = """
+PS1='> '; autoload -Uz compinit; compinit -u -D
+eval "$(gemctl completion zsh)"
+tell() { print -r -- "$BUFFER" >> "$TOLD"; BUFFER= }
+zle -N tell; bindkey '^X' tell; unset zle_bracketed_paste
+print ready >> "$TOLD"
+"""
+
+
+def typed_in_zsh(command: Path, place: Path, folder: Path, line: str) -> str:
+    """What a line has become behind a tab, as zsh's own editor holds it."""
+    program = shutil.which("zsh")
+    if program is None:
+        pytest.fail("zsh: not installed; run 'make test', or apt-get install zsh", pytrace=False)
+    told, script = folder / "told", folder / "script"
+    script.write_text(ZSH, encoding="utf-8")
+    told.write_text("", encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PATH": f"{command}{os.pathsep}{os.environ['PATH']}",
+        "TERM": "xterm", "TOLD": str(told), "GEMCTL_SOCKET": str(place),
+    }  # fmt: skip
+    above, below = pty.openpty()
+    with subprocess.Popen(
+        [program, "-f", "-i"], env=environment, stdin=below, stdout=below, stderr=below,
+        start_new_session=True, cwd=folder,
+    ) as shell:  # fmt: skip
+        os.close(below)
+        drain = threading.Thread(target=drained, args=(above,), daemon=True)
+        drain.start()
+        try:
+            os.write(above, f". {script}\r".encode())
+            wait_for(lambda: "ready" in told.read_text(encoding="utf-8"))
+            os.write(above, f"{line}\t\x18".encode())
+            return str(wait_for(lambda: told.read_text(encoding="utf-8").splitlines()[1:])[0])
+        finally:
+            shell.kill()
+
+
+def drained(terminal: int) -> None:
+    """Read what is shown, so that nobody waits to show more."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
+    os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gemctl mo", "gemctl model "),
+        ("gemctl model ro", "gemctl model rollback "),
+        ("gemctl model load p", "gemctl model load pilot "),
+        ("gemctl --json stats --his", "gemctl --json stats --history "),
+        ("gemctl generate 'two words' --model c", "gemctl generate 'two words' --model commands "),
+        (
+            "gemctl model remove pilot --digest ab",
+            f"gemctl model remove pilot --digest {FIRST[:12]} ",
+        ),
+        ("gemctl model replace scr", "gemctl model replace script "),
+        ("gemctl --socket /nowhere model load p", "gemctl --socket /nowhere model load p"),
+    ],
+)
+def test_zsh_itself(command: Path, place: Path, tmp_path: Path, line: str, found: str) -> None:
+    assert typed_in_zsh(command, place, tmp_path, line) == found
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.show.history import DRAWN, MAX_SERIES, TTFT_KEPT, History, Window
+from gemctl.show.history import (
+    COARSE_COUNT,
+    DRAWN,
+    FINE_COUNT,
+    MAX_SERIES,
+    TTFT_KEPT,
+    History,
+    Window,
+    _Ring,
+)
 
 
 def test_seconds_of_ten_minutes() -> None:
@@ -48,6 +57,38 @@ def test_queries_are_clamped(seconds: int, step_s: int, expected: tuple[int, int
     assert (answer["seconds"], answer["step_s"], len(values)) == expected
     assert len(answer["t"]) == len(values)
     assert set(values) == {50.0}
+
+
+def test_a_flood_of_questions_is_computed_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in reads of a ring's slots, whatever the questions are."""
+    history, reads = History(), 0
+    get = _Ring.get
+
+    def counted(ring: _Ring, slot: int) -> float:
+        nonlocal reads
+        reads += 1
+        return get(ring, slot)
+
+    for second in range(4000):
+        history.add(float(second), {name: float(second) for name in DRAWN})
+    monkeypatch.setattr(_Ring, "get", counted)
+    chance = random.Random(3)
+    for _ in range(500):
+        history.query(chance.randint(1, 3600), chance.randint(1, 600))
+    whole = len(DRAWN) * (FINE_COUNT + COARSE_COUNT)
+    assert 0 < reads <= whole
+    first = history.query(3600, 10)
+    assert history.query(3600, 10)["series"] is first["series"]
+    history.add(4000.0, dict.fromkeys(DRAWN, 0.0))
+    assert history.query(3600, 10)["series"] != first["series"]
+    assert reads <= 2 * whole
+
+
+def test_first_tokens_are_each_models_own() -> None:
+    history = History()
+    history.ttft(1.0, 50.0, "lm")
+    assert history.ttft_percentiles(1.0, "lm") == (50.0, 50.0)
+    assert history.ttft_percentiles(1.0, "other") == (None, None)
 
 
 def test_steps_are_means_of_what_is_known() -> None:

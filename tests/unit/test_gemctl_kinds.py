@@ -11,11 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gemctl import asking, server, wording
-from gemctl.api import METHODS, Api
+from gemctl import asking, kinds, server, wording
+from gemctl.api import METHODS, Api, EnableParams, GenerateParams, ThrottleParams
 from gemctl.cli_commands import main
 from gemctl.client import Refused
 from gemctl.core import policy, throttle
@@ -99,6 +100,20 @@ def test_digests_and_words() -> None:
         ("generate x --model=",
          "generate: --model: the name is empty; name a model, see gemctl model list"),
         ("throttle --for soon", "throttle: --for: soon is no time; use 90s, 10m or 2h"),
+        ("throttle --temp 70 --for 0s",
+         "throttle: --for: 0s is out of range; use more than 0s, up to 7d"),
+        ("throttle --temp 70 --for 8d",
+         "throttle: --for: 8d is out of range; use more than 0s, up to 7d"),
+        ("generate x --stop=",
+         "generate: --stop: the text is empty; give at least one character"),
+        (f"generate x --stop={'a' * 129}",
+         "generate: --stop: 129 characters; give 128 at most"),
+        (f"generate x{' --stop=a' * 9}",
+         "generate: --stop: is given 9 times; give it 8 times at most"),
+        (f"generate x{' --ban=1' * 257}",
+         "generate: --ban: is given 257 times; give it 256 times at most"),
+        (f"model enable a --warmup-prompt={'a' * 4097}",
+         "model enable: --warmup-prompt: 4097 characters; give 4096 at most"),
         ("stats --seconds 1.5", "stats: --seconds: 1.5 is no whole number; use 1 to 3600"),
         ("generate x --seed -1",
          "generate: --seed: -1 is out of range; use 0 to 18446744073709551615"),
@@ -135,11 +150,58 @@ def test_sentences_on_the_line(line: str, sentence: str) -> None:
     assert (done.exit_code, error["code"], error["message"]) == (2, "bad_request", sentence)
 
 
+def test_the_lines_limits_are_the_methods() -> None:
+    """What the line lets through the daemon does not refuse in words of its own."""
+    found = GenerateParams.model_json_schema()
+    stop, banned = found["properties"]["stop"], found["properties"]["banned"]["anyOf"][0]
+    assert (stop["items"]["minLength"], stop["items"]["maxLength"]) == (1, kinds.MOST_STOP)
+    assert (stop["maxItems"], banned["maxItems"]) == (8, 256)
+    assert found["properties"]["prompt"]["anyOf"][0]["maxLength"] == kinds.MOST_TEXT
+    warmup = EnableParams.model_json_schema()["properties"]["warmup_prompt"]
+    assert warmup["anyOf"][0]["maxLength"] == kinds.MOST_PROMPT
+    for_s = ThrottleParams.model_json_schema()["properties"]["for_s"]["anyOf"][0]
+    assert (for_s["exclusiveMinimum"], for_s["maximum"]) == (0, kinds.MOST_FOR_S)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\0b", "the prompt: a NUL character; leave it out"),
+        ("a" * 200_001, "the prompt: 200001 characters; give 200000 at most"),
+    ],
+)
+def test_a_prompt_that_no_engine_takes(text: str, said: str) -> None:
+    done = CliRunner().invoke(main, ["--socket", "/nowhere", "generate", "-"], input=text)
+    assert (done.exit_code, done.stderr) == (2, f"gemctl: generate: {said}\n")
+
+
 def test_help_is_no_error() -> None:
-    for words in (["--help"], ["model"], ["model", "replace", "-h"], ["throttle", "--help"]):
+    for words in (["--help"], ["model", "-h"], ["model", "replace", "-h"], ["throttle", "--help"]):
         done = told(*words)
-        assert (done.exit_code, "Usage: gemctl" in done.output) == (0, True)
-    assert "Commands:" in told("fleet").output  # without a command: the same
+        assert (done.exit_code, "Usage: gemctl" in done.stdout) == (0, True)
+
+
+def groups(command: click.Command, *path: str) -> list[tuple[str, ...]]:
+    """The words of a group and of all groups below it."""
+    if not isinstance(command, click.Group):
+        return []
+    return [path, *(found for name, below in command.commands.items()
+                    for found in groups(below, *path, name))]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", groups(main), ids=" ".join)
+def test_a_group_by_itself_is_no_success(words: tuple[str, ...]) -> None:
+    """A script's variable that is empty does not pass for done. People get the help."""
+    done = told(*words)
+    usage = " ".join(("Usage: gemctl", *words, "[OPTIONS]"))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(usage)
+    assert "Commands:" in done.stderr
+    done = told("--json", *words)
+    error = json.loads(done.stderr)["error"]
+    place, path = "".join(f"{word}: " for word in words), " ".join(("gemctl", *words))
+    assert (done.exit_code, done.stdout, error["code"]) == (2, "", "bad_request")
+    assert error["message"] == f"{place}no command; see {path} --help"
 
 
 def test_near_words() -> None:

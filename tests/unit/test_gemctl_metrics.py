@@ -33,6 +33,7 @@ def feed(metrics: Metrics) -> None:
     metrics.worker_restart("lm")
     metrics.queue_length("lm", 3)
     metrics.flip(0.004)
+    metrics.token_gap(0.012)
     metrics.temperatures({"tj-thermal": 61.5, "cv0-thermal": None})
     metrics.power({"VDD_IN": 9.8})
     metrics.throttle(2, 0.7, 75.0)
@@ -55,6 +56,7 @@ def test_names_and_labels() -> None:
     assert found["gemctl_worker_restarts_total", model] == 1
     assert found["gemctl_queue_length", model] == 3
     assert found["gemctl_swap_flip_seconds_count", ()] == 1
+    assert found["gemctl_swap_max_token_gap_seconds_sum", ()] == 0.012
     assert found["gemctl_temperature_celsius", (("zone", "tj-thermal"),)] == 61.5
     assert ("gemctl_temperature_celsius", (("zone", "cv0-thermal"),)) not in found
     assert found["gemctl_power_watts", (("rail", "VDD_IN"),)] == 9.8

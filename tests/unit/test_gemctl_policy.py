@@ -66,6 +66,29 @@ def test_a_model_that_never_fits_is_told_so() -> None:
     assert never.sentence.endswith("or compile it with a smaller --kv-cache-size")
 
 
+def test_only_what_may_be_unloaded_is_proposed() -> None:
+    """The smallest that is enough; a pinned one, where no other is, with what to type before."""
+    wanted = Held("gemma", 2284 * MIB)
+
+    def remedy(*loaded: Held) -> str:
+        return admit(ORIN, loaded, wanted).sentence.rpartition("; ")[2]
+
+    large, small = Held("text", 2400 * MIB), Held("small", 2000 * MIB)
+    fixed = Held("small", 2000 * MIB, pinned=True)
+    assert remedy(large, small) == "gemctl model unload small"
+    assert remedy(large, fixed) == "gemctl model unload text"
+    assert "small 2000 MiB pinned)" in admit(ORIN, [large, fixed], wanted).sentence
+    off = "gemctl model pin small --off, then gemctl model unload small"
+    assert remedy(fixed, Held("text", 2400 * MIB, pinned=True)) == off
+    assert remedy(Held("small", 2600 * MIB, pinned=True), Held("tiny", 100 * MIB)) == off
+    tiny = [Held(f"m{i}", 900 * MIB, pinned=True) for i in range(5)]
+    assert remedy(*tiny[:1], *(Held(f"n{i}", 900 * MIB) for i in range(4))).startswith("unload")
+    assert remedy(*tiny).startswith("all models are pinned: gemctl model pin NAME --off")
+    assert admit(ORIN, [], Held("huge", 9000 * MIB)).sentence.endswith(
+        "; compile it with a smaller --kv-cache-size"
+    )
+
+
 sizes = st.integers(0, 9000).map(lambda mib: mib * MIB)
 
 

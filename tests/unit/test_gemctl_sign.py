@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import os
 import stat
@@ -326,14 +325,9 @@ TABLE: dict[str, tuple[str, tuple[bool, ...]]] = {
 
 
 def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def importing(name: str, *more: Any, **extra: Any) -> Any:
-        if name.startswith("cryptography"):
-            raise ImportError(name)
-        return real(name, *more, **extra)
-
-    monkeypatch.setattr(builtins, "__import__", importing)
+    for name in [name for name in sys.modules if name.startswith("cryptography.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
 
 
 @pytest.mark.parametrize("case", TABLE)

@@ -257,6 +257,33 @@ def test_a_state_that_somebody_took_away_is_told(tmp_path: Path) -> None:
     assert found.warnings == (told,)
 
 
+def test_a_second_rename_that_cannot_be_taken_back_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second rename on the disk takes none: what was wanted is still there and nobody took
+    it away, so nobody is told so; the next write leaves no trace."""
+    rename, count = os.rename, 0
+
+    def failing(*names: Any, **folders: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(*names, **folders)
+
+    with StateFile(tmp_path) as file:
+        file.save(FULL)
+        monkeypatch.setattr(os, "rename", failing)
+        with pytest.raises(ApiError):
+            file.save(State(), urgent=True)
+        monkeypatch.undo()
+    assert reopened(tmp_path) == state.Loaded(FULL)
+    with StateFile(tmp_path) as again:
+        again.load()
+        again.save(State())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state.json", "state.json.previous"]
+
+
 def test_a_second_rename_that_fails_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,11 @@ import pytest
 import sysfs
 from gemctl.config import Config
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 UNITS = Path(__file__).resolve().parents[2] / "gemctl" / "units"
 NAMES = ("gemctld", "gemctl-powerd")
 FILES = ("gemctld.service", "gemctl-powerd.service", "gemctl.socket")
@@ -201,6 +206,14 @@ def test_the_container_s_example() -> None:
     ):
         assert word in text
     assert 'ENTRYPOINT ["gemctld"]' in text
+    wanted = re.search(r"\$\{wheel\}\[([\w,]+)\]", text)
+    assert wanted is not None
+    project = tomllib.loads((UNITS.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    readme = (UNITS.parent / "README.md").read_text("utf-8")
+    everything = re.search(r"gembin-toolchain\[([\w,]+)\]", readme)  # that the daemon has a use for
+    assert everything is not None
+    assert set(wanted[1].split(",")) == set(everything[1].split(","))
+    assert set(wanted[1].split(",")) <= set(project["optional-dependencies"])
     assert "http" not in text
 
 
