@@ -169,8 +169,8 @@ def stats(
     elif seconds or step_s:
         asking.wrong("stats: --seconds and --step are of --history; give that too")
     else:
-        whose = {} if name is None else {"whose": ""}
-        session.show(session.ask("stats", name=name), functools.partial(render.stats, **whose))
+        text = render.stats if name is None else functools.partial(render.stats, whose="")
+        session.show(session.ask("stats", name=name), text)
 
 
 @main.command()
