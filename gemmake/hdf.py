@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gemmake.errors import TargetError, UsageError
 from gemmake.files import read_small
+from gemmake.options import LEAST_FRACTION
 from gemrun.toml_lines import has, line_of
 
 if sys.version_info >= (3, 11):
@@ -68,9 +69,10 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "cortex-m7": ("neon", "vfp4", "mve"),
 }
 
-Positive = Annotated[int, Field(gt=0, le=1 << 40)]
+# Bounds that no board reaches: what is beyond is a slip of units.
+Positive = Annotated[int, Field(gt=0, le=1 << 24)]  # 16 TiB in MiB
 Count = Annotated[int, Field(ge=0, le=1 << 20)]
-Quantity = Annotated[float, Field(gt=0.0, le=1e12)]
+Quantity = Annotated[float, Field(ge=1e-3, le=1e6)]  # MHz, MB/s, GB/s, W, K/W, s
 Celsius = Annotated[float, Field(ge=-40.0, le=150.0)]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -217,7 +219,7 @@ class Policy(_Table):
     target_temp_c: Celsius | None = None  # for continuous load
     throttle_temp_c: Celsius | None = None
     hysteresis_c: Annotated[float, Field(ge=3.0, le=30.0)] = 5.0
-    ram_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
+    ram_fraction: Annotated[float, Field(ge=LEAST_FRACTION, le=1.0)] = 0.65
     reserve_mib: Count = 256  # left to everything else
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
 
@@ -419,6 +421,8 @@ def resolve(target: str | os.PathLike[str]) -> dict[str, Any]:
 def find(target: str | os.PathLike[str]) -> Path:
     """The file of a target. Raises TargetError for an unknown name."""
     text = os.fspath(target)
+    if not text:
+        raise TargetError("target: is empty; name a board (gemmake hdf list) or a .toml file")
     if text.endswith(".toml") or os.sep in text:
         return Path(text)
     path = data_dir() / f"{text}.toml"
@@ -621,12 +625,21 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
     for mode in hdf.power_mode:
         yield from (f"power_mode {mode.id}: {problem}" for problem in _mode_problems(hdf, mode))
     if hdf.memory and hdf.target.os != "bare" and hdf.budget_bytes() == 0:
-        yield (
-            f"policy.reserve_mib {hdf.policy.reserve_mib} leaves nothing of memory.visible_mib "
-            f"{hdf.memory.visible_mib}; lower it"
-        )
+        yield _no_budget(hdf.policy, hdf.memory.visible_mib)
     yield from _size_of_the_name(hdf)
     yield from _features_of_the_core(hdf)
+
+
+def _no_budget(policy: Policy, visible: int) -> str:
+    if policy.reserve_mib >= visible:
+        return (
+            f"policy.reserve_mib {policy.reserve_mib} leaves nothing of memory.visible_mib "
+            f"{visible}; lower it"
+        )
+    return (
+        f"policy.ram_fraction {policy.ram_fraction:g} of memory.visible_mib {visible} is less than "
+        "1 MiB; raise it"
+    )
 
 
 def _mode_problems(hdf: Hdf, mode: PowerMode) -> Iterator[str]:
@@ -716,7 +729,8 @@ def _covers(field: str, path: str) -> bool:
 def first_problem(
     error: ValidationError, resolved: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
-    """One sentence for the first problem that pydantic found, and the keys of its place."""
+    """One sentence for the first problem that pydantic found, and the keys of its place; for a key
+    that is missing, all that are."""
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one: name the key that stands in the file.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -733,7 +747,10 @@ def first_problem(
         hint = f"did you mean {close[0]}?" if close else "hdf/README.md lists the keys"
         return f"{prefix}unknown key; {hint}", keys
     if kind == "missing":
-        return f"{prefix}missing; add it (hdf/README.md lists the keys and their units)", keys
+        absent = [_place(p["loc"], resolved) for p in problems if p["type"] == "missing"]
+        them = "it" if len(absent) == 1 else "them"
+        told = f"{', '.join(absent)}: missing; add {them}"
+        return f"{told} (hdf/README.md lists the keys and their units)", keys
     given = json.dumps(problem["input"], default=str)[:60]
     return f"{prefix}{message[0].lower()}{message[1:]}, not {given}; correct the value", keys
 

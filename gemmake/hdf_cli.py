@@ -29,11 +29,15 @@ def hdf() -> None:
 @hdf.command("list", cls=console.Command)
 @DEBUG
 def list_boards(debug: bool) -> None:
-    """A table of the boards."""
+    """A table of the boards.
+
+    MODES: * is the default. UNVERIFIED: how many fields hold a value that nobody has checked
+    against its source; hdf show BOARD marks them.
+    """
     with command("gemmake", debug):
         from gemmake.hdf import list_targets
 
-        head = ("BOARD", "CORES", "INSTRUCTION SETS", "MEMORY", "GB/s", "MODES", "VERIFIED")
+        head = ("BOARD", "CORES", "INSTRUCTION SETS", "MEMORY", "GB/s", "MODES", "UNVERIFIED")
         rows: list[tuple[str, ...]] = [head]
         rows += [_row(name) for name in list_targets()]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -56,8 +60,12 @@ def _row(name: str) -> tuple[str, ...]:
         "-" if memory is None else f"{memory.size_mib} MiB",
         f"{mode.mem_peak_gbps:g}" if mode and mode.mem_peak_gbps else "-",
         " ".join(f"{one.id}{'*' if one.default else ''}" for one in board.power_mode) or "-",
-        "yes" if not board.unverified() else f"not {len(board.unverified())}",
+        _fields(len(board.unverified())),
     )
+
+
+def _fields(count: int) -> str:
+    return "none" if count == 0 else f"{count} field{'s' if count > 1 else ''}"
 
 
 @hdf.command("show", cls=console.Command)

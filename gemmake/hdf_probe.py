@@ -19,7 +19,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from gemmake.errors import TargetError
-from gemmake.hdf import FEATURES, Hdf, first_problem
+from gemmake.files import FOLDER, open_regular, standing
+from gemmake.hdf import FEATURES, Hdf, first_problem, show
 
 READ_MOST = 1 << 16  # bytes of a file of /sys or /proc
 CORES_MOST = 4096
@@ -45,6 +46,9 @@ def draft(root: Path, machine: str, name: str, mib: int | None, measure: Measure
     arch = ARCH.get(machine)
     if arch is None:
         raise TargetError(f"{machine}: no engine for this machine; known: {', '.join(ARCH)}")
+    if (found := standing(root)) != FOLDER:
+        what = f"is {found}, not a folder" if found else "no such folder"
+        raise TargetError(f"--root {show(root)}: {what}; name the one that sys and proc lie in")
     tables: Tables = {"hdf_version": "1.0", "id": name, "board": name}
     tables["compatible"] = _compatible(root)
     tables["target"] = _target(root, arch)
@@ -59,13 +63,28 @@ def draft(root: Path, machine: str, name: str, mib: int | None, measure: Measure
             {"id": "probed", "cores_online": cores, "mem_peak_gbps": gbps, "default": True}
         ]
     tables = {key: value for key, value in tables.items() if value}
-    tables["source"] = list(_sources(tables, mib))
+    tables["source"] = list(_sources(tables, mib, bool(_online(root))))
     try:
         Hdf.model_validate_json(json.dumps(tables))
     except ValidationError as error:
         problem, _ = first_problem(error, tables)
         raise TargetError(f"probed: {problem}; correct it, or write the file by hand") from None
-    return _toml(tables)
+    return _toml(tables, list(_untold(root, tables)))
+
+
+def _untold(root: Path, tables: Tables) -> Iterator[str]:
+    """What the machine does not tell, in words."""
+    if not _online(root):
+        yield "cores (one is assumed)"
+    parts = [("max_freq_mhz", "clocks"), ("l1d_kib", "caches")]
+    for key, word in parts:
+        if not any(key in cluster for cluster in tables["cpu"]["cluster"]):
+            yield word
+    if "features" not in tables["target"]:
+        yield "instruction sets"
+    for table, word in (("memory", "memory"), ("thermal", "trips"), ("power_mode", "bandwidth")):
+        if table not in tables:
+            yield word
 
 
 def _read_mib(tables: Tables, wanted: int | None) -> int:
@@ -78,8 +97,9 @@ def _read_mib(tables: Tables, wanted: int | None) -> int:
 
 
 def _text(path: Path) -> str:
+    """The beginning of a file; nothing of what is no file, or cannot be read."""
     try:
-        with path.open("rb") as stream:
+        with os.fdopen(open_regular(path), "rb") as stream:
             return stream.read(READ_MOST).decode("utf-8", "replace").strip()
     except OSError:
         return ""
@@ -116,10 +136,14 @@ def _target(root: Path, arch: str) -> Tables:
     return {key: value for key, value in found.items() if value}
 
 
+def _online(root: Path) -> list[int]:
+    return _cores(_text(root / "sys/devices/system/cpu/online"))
+
+
 def clusters(root: Path) -> list[Tables]:
     """Cores with the same clock, capacity, caches and frequency policy, in the order of numbers."""
     cpu = root / "sys/devices/system/cpu"
-    online = _cores(_text(cpu / "online")) or [0]
+    online = _online(root) or [0]
     policy = _policies(cpu)
     groups: dict[str, Tables] = {}
     for core in online:
@@ -203,9 +227,10 @@ def _thermal(root: Path) -> Tables:
     return {"zones": sorted(set(zones)), "hw_passive_c": low, "hw_critical_c": max(low, high)}
 
 
-def _sources(tables: Mapping[str, Any], mib: int) -> Iterator[Tables]:
+def _sources(tables: Mapping[str, Any], mib: int, online: bool) -> Iterator[Tables]:
+    counted = ("/sys/devices/system/cpu", "measured", True)
     refs = {
-        "cpu.cluster": ("/sys/devices/system/cpu", "measured", True),
+        "cpu.cluster": counted if online else ("no cores were told", "assumption", False),
         "memory.size_mib": ("visible_mib rounded up", "assumption", False),
         "memory.visible_mib": ("MemTotal of /proc/meminfo", "measured", True),
         "thermal": ("trips of /sys/class/thermal", "measured", True),
@@ -216,8 +241,9 @@ def _sources(tables: Mapping[str, Any], mib: int) -> Iterator[Tables]:
             yield {"field": field, "ref": ref, "kind": kind, "verified": sure}
 
 
-def _toml(tables: Tables) -> str:
+def _toml(tables: Tables, untold: list[str]) -> str:
     lines = ["# Draft of gemmake hdf probe. Give it the board's name, and add what is known."]
+    lines += [f"# The machine does not tell: {', '.join(untold)}."] if untold else []
     lines += [f"{key} = {_value(value)}" for key, value in tables.items() if not _is_table(value)]
     for key, value in tables.items():
         heads = [(f"[{key}]", value)] if isinstance(value, dict) else []

@@ -35,7 +35,10 @@ def test_list_has_a_line_for_each_board() -> None:
     nano = next(line for line in lines if line.startswith("jetson-orin-nano "))
     assert "dotprod fp16" in nano
     assert "8192 MiB   102.4  15W 25W* MAXN_SUPER" in nano
-    assert nano.endswith("not 2")
+    assert nano.endswith("  2 fields")
+    assert lines[0].endswith("  UNVERIFIED")
+    assert next(line for line in lines if line.startswith("cortex-m55 ")).endswith("  none")
+    assert next(line for line in lines if line.startswith("generic-armv7 ")).endswith("  1 field")
 
 
 def test_show_names_the_file_and_line_of_each_value() -> None:

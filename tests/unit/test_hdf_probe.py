@@ -112,6 +112,47 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     assert board.budget_bytes() == 0
 
 
+def test_what_was_not_told_is_said(tmp_path: Path) -> None:
+    text = hdf_probe.draft(tmp_path, "x86_64", "probed", None, None)
+    assert text.splitlines()[1] == (
+        "# The machine does not tell: cores (one is assumed), clocks, caches, instruction sets, "
+        "memory, trips, bandwidth."
+    )
+    (tmp_path / "draft.toml").write_text(text)
+    assert hdf.load_hdf(tmp_path / "draft.toml").unverified() == ("cpu.cluster",)
+    tree = sysfs.orin_nano(tmp_path / "root")
+    fill(tree, 7336 * 1024)
+    cache(tree, 0, 0, "1Data", "64K", "0")
+    whole = hdf_probe.draft(tree.root, "aarch64", "probed", None, lambda _size, _threads: 41.0)
+    assert "does not tell" not in whole
+
+
+READ = ("proc/meminfo", "proc/cpuinfo", "proc/device-tree/compatible")
+CPU = "sys/devices/system/cpu"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    for name in (*READ, f"{CPU}/online", f"{CPU}/cpu0/cpu_capacity"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+    text = hdf_probe.draft(tmp_path, "aarch64", "probed", None, None)
+    assert "does not tell: cores (one is assumed), clocks, caches, instruction sets, memory" in text
+
+
+def test_a_root_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, told in (("pipe", "is a pipe, not a folder"), ("none", "no such folder")):
+        with pytest.raises(TargetError, match=f"--root .*{name}: {told}; name the one that sys"):
+            hdf_probe.draft(tmp_path / name, "x86_64", "probed", None, None)
+
+
 def test_damaged_files_are_left_out(tmp_path: Path) -> None:
     tree = sysfs.rk3588(tmp_path / "root")
     tree.put("proc/meminfo", "MemTotal: many kB")

@@ -193,6 +193,54 @@ def test_modes_temperatures_and_policy(tmp_path: Path, extra: str, words: str) -
     assert words in refused(tmp_path, MINIMAL + extra)
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "value", "told"),
+    [
+        ("policy", "ram_fraction", "1e-300", "greater than or equal to 0.01, not 1e-300"),
+        ("policy", "ram_fraction", "5e-324", "greater than or equal to 0.01, not 5e-324"),
+        ("policy", "ram_fraction", "0.009", "greater than or equal to 0.01, not 0.009"),
+        ("isp", "max_freq_mhz", "5e-324", "greater than or equal to 0.001, not 5e-324"),
+        ("isp", "max_freq_mhz", "1e12", "less than or equal to 1000000, not 1000000000000.0"),
+    ],
+)
+def test_quantities_that_no_board_has_are_named_with_file_field_and_line(
+    tmp_path: Path, table: str, key: str, value: str, told: str
+) -> None:
+    text = f"{MINIMAL}[{table}]\n{key} = {value}\n"
+    line = text.splitlines().index(f"{key} = {value}") + 1
+    message = refused(tmp_path, text)
+    assert message.startswith(f"{tmp_path}/bench.toml: {table}.{key}: input should be {told}")
+    assert message.endswith(f"; correct the value (line {line})")
+
+
+def test_every_number_of_the_schema_has_bounds() -> None:
+    """Integers and floats alike, wherever they stand: none may be as small as 5e-324."""
+    for name, table in {"Hdf": hdf.export_schema(), **hdf.export_schema()["$defs"]}.items():
+        for key, field in table["properties"].items():
+            for kind in (field, *field.get("anyOf", ()), field.get("items", {})):
+                if kind.get("type") in ("integer", "number"):
+                    low, high = ({f"{end}imum", f"exclusive{end.title()}imum"} & {*kind}
+                                 for end in ("min", "max"))  # fmt: skip
+                    assert low, (name, key)
+                    assert high, (name, key)
+                    assert kind["type"] == "integer" or "minimum" in kind, (name, key)
+
+
+def test_a_share_of_less_than_a_mib_is_not_called_a_reserve(tmp_path: Path) -> None:
+    small = MINIMAL.replace("1000", "64").replace("900", "60")
+    message = refused(tmp_path, small + "[policy]\nram_fraction = 0.01\nreserve_mib = 4\n")
+    assert "policy.ram_fraction 0.01 of memory.visible_mib 60 is less than 1 MiB; raise it (" in (
+        message
+    )
+
+
+def test_all_keys_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, '[target]\nos = "linux"\n[memory]\nbus_bits = 64\n')
+    told = "hdf_version, id, board, target.arch, cpu, memory.size_mib, memory.visible_mib: missing"
+    assert f"bench.toml: {told}; add them (hdf/README.md" in message
+    assert "id: missing; add it (" in refused(tmp_path, MINIMAL.replace('id = "bench"\n', ""))
+
+
 def test_inheritance_merges_deeply(tmp_path: Path) -> None:
     write(tmp_path, MINIMAL, "soc/base.toml")
     over = 'inherits = ["soc/base"]\n[memory]\nvisible_mib = 800\n[[cpu.cluster]]\nid = "c0"\n'
