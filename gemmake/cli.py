@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import click
 
 from gemmake import __version__
-from gemmake.advise_cli import advise
+from gemmake.advise_cli import advise, storage_option
 from gemmake.engine_cli import engine
 from gemmake.errors import OutputError
 from gemmake.failures import command
@@ -34,7 +34,7 @@ from gemmake.options import (
 from gemrun import console
 from gemrun.format.writer import show
 
-PATH = click.Path(path_type=Path)
+PATH = console.FileName(path_type=Path)
 GATES = ",".join(f"{name}={value}" for name, value in asdict(KvGate()).items())
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -203,6 +203,7 @@ class Gemmake(Word):
     help="Power mode of the target that speed is predicted for (default: the target's; see "
     "gemmake hdf list); changes no byte.",
 )
+@storage_option
 @click.option(
     "--config",
     type=PATH,

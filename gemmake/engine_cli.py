@@ -36,7 +36,7 @@ class Engine(console.Command):
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=console.FileName(path_type=Path),
     default=Path("engine"),
     show_default=True,
     help="Folder; a folder per build is made in it.",

@@ -45,7 +45,9 @@ def _depths(
 
 
 @click.command("gembench", cls=console.Command, context_settings={"max_content_width": 100})
-@click.option("--model", required=True, type=click.Path(path_type=str), help="Artifact: a .gembin.")
+@click.option(
+    "--model", required=True, type=console.FileName(path_type=str), help="Artifact: a .gembin."
+)
 @click.option("--prompt", required=True, help="Text to continue from an empty cache.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True)

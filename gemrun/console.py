@@ -194,6 +194,17 @@ def nearest(word: str, words: Iterable[str]) -> list[str]:
     return [one for _, one in near[:NEAR_MOST]]
 
 
+class FileName(click.Path):
+    """The type of an option that names a file or folder. An empty name, as of a variable that is
+    not set, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises click.BadParameter for an empty one."""
+        if value in ("", b""):
+            self.fail("the name is empty; name a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Command(_Ended, click.Command):
     """A command whose output is written, or that says so."""
 

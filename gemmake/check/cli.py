@@ -17,7 +17,7 @@ from gemmake.progress import shown
 from gemrun import console
 from gemrun.format.writer import show
 
-FILE = click.Path(path_type=str)
+FILE = console.FileName(path_type=str)
 
 
 class DefaultGroup(console.Group):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmake.errors import CheckpointError, UsageError
+from gemmake.files import FILE, FOLDER, standing
 from gemmake.load.bind import Bound, bind
 from gemmake.load.config import parse_config
 from gemmake.load.families import ArchConfig, model_spec
@@ -47,13 +48,16 @@ def load_headers(path: Path, config: Path | None = None) -> Model:
 
 
 def _load(path: Path, config: Path | None, headers: bool) -> Model:
-    if config is not None and not config.is_file():
-        raise UsageError(f"--config {base_name(config)}: not found; name a config.json")
-    if path.is_dir():
+    if config is not None and (found := standing(config)) != FILE:
+        what = f"is {found}" if found else "not found"
+        raise UsageError(f"--config {base_name(config)}: {what}; name a config.json")
+    found = standing(path)
+    if found == FOLDER:
         tensors, files = read_weights(path)
         return _from_hf(tensors, files, read_side_files(path, config), headers)
-    if not path.is_file():
-        raise CheckpointError(f"{base_name(path)}: not found; name a checkpoint file or folder")
+    if found != FILE:
+        what = f"is {found}" if found else "not found"
+        raise CheckpointError(f"{base_name(path)}: {what}; name a checkpoint file or folder")
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         side = read_side_files(path.parent, config)

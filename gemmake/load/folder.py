@@ -19,6 +19,7 @@ from gemmake.load.source import (
     name_list,
     read_bytes,
     read_json,
+    there_is,
 )
 from gemmake.model import TokenizerSource
 
@@ -45,14 +46,14 @@ def read_side_files(folder: Path, config: Path | None) -> SideFiles:
     """config.json (or the file given by --config), tokenizer and generation files of a folder."""
     used = []
     config_path = config if config is not None else inside(folder, "config.json")
-    if not config_path.is_file():
+    if not there_is(config_path):
         raise CheckpointError(
             f"{base_name(config_path)}: not found beside the weights; "
             "put it there or name one with --config"
         )
     used.append(config_path)
     tokenizer_path = inside(folder, "tokenizer.json")
-    if not tokenizer_path.is_file():
+    if not there_is(tokenizer_path):
         raise CheckpointError(
             "tokenizer.json: not found beside the weights; download it with the checkpoint, or "
             "make one by loading the tokenizer with transformers and saving it again"
@@ -61,8 +62,9 @@ def read_side_files(folder: Path, config: Path | None) -> SideFiles:
     optional = {}
     for name in ("tokenizer_config.json", "generation_config.json"):
         path = inside(folder, name)
-        optional[name] = read_json(path, CONFIG_LIMIT) if path.is_file() else {}
-        used += [path] if path.is_file() else []
+        there = there_is(path)
+        optional[name] = read_json(path, CONFIG_LIMIT) if there else {}
+        used += [path] if there else []
     template = _template(folder, optional["tokenizer_config.json"], used)
     tokenizer = TokenizerSource(
         tokenizer_json=read_json(tokenizer_path, _TOKENIZER_LIMIT),
@@ -81,7 +83,7 @@ def read_side_files(folder: Path, config: Path | None) -> SideFiles:
 def _template(folder: Path, config: Mapping[str, Any], used: list[Path]) -> str | None:
     """chat_template.jinja, else the template in tokenizer_config.json (the one named default)."""
     path = inside(folder, "chat_template.jinja")
-    if path.is_file():
+    if there_is(path):
         used.append(path)
         try:
             return read_bytes(path, _TEMPLATE_LIMIT).decode("utf-8")
@@ -120,14 +122,14 @@ def read_weights(folder: Path) -> tuple[dict[str, RawTensor], list[Path]]:
     """All tensors of a folder and the files that hold them. Index and shards must agree."""
     present = sorted(p.name for p in folder.iterdir() if p.name.endswith(".safetensors"))
     index_path = inside(folder, INDEX)
-    if index_path.is_file():
+    if there_is(index_path):
         weight_map = _weight_map(index_path)
         names = sorted(set(weight_map.values()))
     else:
         weight_map = None
         names = _unindexed(folder, present)
     paths = [inside(folder, name) for name in names]
-    absent = [path.name for path in paths if not path.is_file()]
+    absent = [path.name for path in paths if not there_is(path)]
     if absent:
         raise CheckpointError(
             f"{INDEX}: {name_list(absent)} not found; download the missing shards"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmake.errors import CheckpointError
-from gemmake.files import read_small
+from gemmake.files import FILE, read_small, standing
 from gemmake.model import FloatRows, InputFile
 from gemrun.format.files import open_regular
 
@@ -87,6 +87,20 @@ def name_list(names: Iterable[str]) -> str:
 def base_name(path: Path) -> str:
     """The file name as text, also where it is not valid UTF-8."""
     return os.fsencode(path.name).decode("utf-8", "replace")
+
+
+def there_is(path: Path) -> bool:
+    """Whether a file stands there; False where nothing does. CheckpointError for all else, which
+    must not be passed over as if it was missing."""
+    try:
+        found = standing(path)
+    except OSError as error:
+        raise _unreadable(base_name(path), error) from error
+    if found not in ("", FILE):
+        raise CheckpointError(
+            f"{display(base_name(path))}: is {found}, not a file; put the file in its place"
+        )
+    return found == FILE
 
 
 def hash_file(path: Path) -> InputFile:

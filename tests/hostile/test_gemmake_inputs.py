@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import tiny
+from gemmake import advise
 from gemmake.errors import CheckpointError, GemError, TargetError, UsageError
-from gemmake.files import read_small
+from gemmake.files import read_small, standing
 from gemmake.hdf import load_hdf
-from gemmake.load import load_checkpoint
+from gemmake.load import load_checkpoint, load_headers
 from gemrun.format.codes import Code, FormatError
 from gemrun.format.files import open_regular
 from gemrun.format.reader import read_artifact
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60  # far above what a refusal takes; a hang is the fault that is looked for
 
 
@@ -56,6 +60,98 @@ def test_a_checkpoint_that_is_a_pipe_is_refused(tmp_path: Path, name: str) -> No
     os.mkfifo(path)
     with pytest.raises(GemError):
         load_checkpoint(path)
+
+
+def put(path: Path, kind: str) -> None:
+    """Something that is no file, at a path."""
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as made, tempfile.TemporaryDirectory() as short:
+            made.bind(f"{short}/s")  # the length of such a name is limited
+            Path(f"{short}/s").rename(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "a link that leads to itself":
+        path.symlink_to(path)
+    elif kind == "a link that leads to nothing":
+        path.symlink_to(path.parent / "none")
+    else:
+        path.mkdir()
+
+
+ODD = (
+    *("a pipe", "a socket", "a device"),
+    *("a link that leads to itself", "a link that leads to nothing"),
+)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_stands_in_the_place_of_a_checkpoint_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.gguf"
+    put(path, kind)
+    assert standing(path) == kind
+    for load in (load_checkpoint, load_headers):
+        with pytest.raises(CheckpointError, match=rf"^x\.gguf: is {kind}; name a checkpoint file"):
+            load(path)
+    with pytest.raises(UsageError, match=rf"^--config x\.gguf: is {kind}; name a config\.json"):
+        load_checkpoint(tmp_path / "none.gguf", path)
+    (row,) = advise.advise([str(path)], advise.Wish("jetson-orin-nano")).rows
+    assert row.reasons == (
+        f"cannot be compiled: x.gguf: is {kind}; name a checkpoint file or folder",
+    )
+
+
+def test_nothing_at_all_is_not_found(tmp_path: Path) -> None:
+    for name in ("x.gguf", "\0"):
+        assert standing(tmp_path / name) == ""
+        with pytest.raises(CheckpointError, match="not found; name a checkpoint file or folder"):
+            load_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", [*ODD, "a folder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+        *("chat_template.jinja", "model.safetensors", "model.safetensors.index.json"),
+    ],
+)
+def test_no_part_of_a_checkpoint_is_passed_over(tmp_path: Path, name: str, kind: str) -> None:
+    """A template that is a broken link is no model without a template."""
+    folder = tiny.build("smollm2", tmp_path / "m")
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name, kind)
+    told = f"{name}: is {kind}, not a file; put the file in its place|{name}: is a link out of its"
+    with pytest.raises(CheckpointError, match=told):
+        load_headers(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--model", "", "--target", "rk3566"), "'--model': the name is empty; name a file"),
+        (("--model", "m", "--target", "rk3566", "--output", ""), "'--output': the name is empty"),
+        (("--model", "m", "--target", "rk3566", "--config", ""), "'--config': the name is empty"),
+        (("--model", "m", "--target", ""), "target: is empty; name a board (gemmake hdf list)"),
+        (("advise", "--target", "rk3566", ""), "MODEL: is empty; name a checkpoint, a folder"),
+        (("hdf", "show", ""), "target: is empty; name a board"),
+        (("engine", "--output", ""), "'--output': the name is empty"),
+        (("sign", "", "--key", "k"), "'ARTIFACT': the name is empty"),
+    ],
+)
+def test_an_empty_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "gemmake.cli", *words],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode in (2, 4)
+    assert told in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_target_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
