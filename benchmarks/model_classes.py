@@ -51,9 +51,9 @@ Tokens/s with {INPUT} tokens in a context of {INPUT + ANSWER}; then the time fro
 process to the first token of a prompt of {PROMPT}, the file being in the page cache, and what that
 means for 380 and for 800 ms: pass where the slow end of the range holds, fail where the fast end
 does not, open where only a run on the board can tell. "no room": more than the board's budget
-grants. "at most", "at least": the board's cores have not been counted, so that memory alone was
-looked at, or the clock of a mode that limits power is not described, so that the highest was
-taken; on a board without vectors arithmetic is the limit, and the figures will not be reached.
+grants. "at most", "at least": the board's cores have not been counted, so that memory and the most
+that any core of its kind multiplies were looked at, or the clock of a mode that limits power is not
+described, so that the highest was taken; such figures are bounds, and will not be reached.
 `*` is a board's default mode.
 """
 

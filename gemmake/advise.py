@@ -10,7 +10,7 @@ passes/predict.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from gemmake import pipeline, planning, predictions
 from gemmake.errors import BudgetError, GemError, UsageError
 from gemmake.failures import InternalError, sentences
+from gemmake.files import standing
 from gemmake.hdf import MIB, Hdf, PowerMode, compilable, load_hdf, show, with_policy
 from gemmake.load import load_headers, shapes
 from gemmake.load.source import display
@@ -28,6 +29,7 @@ from gemmake.options import (
     Effort,
     KvType,
     Quantization,
+    Storage,
     check_share,
 )
 from gemmake.passes import predict
@@ -36,6 +38,8 @@ from gemmake.state import State
 from gemmake.tokencheck import SECONDS, Finding, check_text
 
 LEAST_INPUT = 16  # tokens; a shorter input is no remedy
+CONTEXT, MEMORY, SPEED, FIRST_TOKEN = "context", "memory", "speed", "first token"  # what is asked
+WISHES = (CONTEXT, MEMORY, SPEED, FIRST_TOKEN)
 SUFFIXES = (".gguf", ".safetensors", ".pt", ".pth")
 
 
@@ -75,7 +79,7 @@ class Wish:
     speed: float | None = None  # tokens/s behind the longest input
     quality: Quality = Quality.USUAL
     power_mode: str | None = None
-    storage: str | None = None  # kind to assume; None: the board's, else the usual one
+    storage: Storage | None = None  # to assume; None: the board's, else the usual one
     effort: Effort = Effort.FULL
     check: bool = False  # tokenizer and chat template of each candidate
 
@@ -123,6 +127,8 @@ class Row:
     memory: Memory | None = None
     most: int = 0  # bytes: the total where measuring chooses the finest groups of the KV cache
     prediction: predict.Prediction | None = None  # prompt and depth: the longest input
+    unmet: tuple[str, ...] = ()  # of what is asked: what it does not do
+    undecided: tuple[str, ...] = ()  # likewise: what only a run on the board can tell
     reasons: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()  # what it costs that gemmake leaves weights in storage
@@ -208,10 +214,12 @@ def _lets_in(looked: Sequence[Candidate], wish: Wish) -> str:
 def candidates(names: Sequence[str]) -> Iterator[Candidate]:
     """Every model that the names stand for: files, folders, folders of them, shapes, classes."""
     for name in names:
+        if not name:
+            raise UsageError("MODEL: is empty; name a checkpoint, a folder or a config.json")
         path = Path(name)
         if path.is_dir() and not _is_checkpoint(path):
             yield from _inside(path)
-        elif path.exists():
+        elif standing(path):
             yield Candidate(_label(path), path)
         elif name in shapes.SHAPES:
             yield Candidate(name, None)
@@ -318,6 +326,7 @@ def options_of(wish: Wish, path: Path | None) -> CompileOptions:
         reserve_mib=wish.leave_free,
         ram_fraction=wish.ram_fraction,
         power_mode=wish.power_mode,
+        storage=wish.storage,
         effort=wish.effort,
     )
 
@@ -345,27 +354,37 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     state = (fitted(plain) if largest else None) or plain
     work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
-    verdicts = [
-        _trained(model, wish),
-        Verdict() if largest else _memory(plain_largest, advice),
-        _speed(work, found, advice, options),
-        _latency(work, found, advice, options),
-    ]
-    said = [verdict for verdict in verdicts if verdict.fit is not Fit.YES]
-    fits = [verdict.fit for verdict in said]
+    verdicts = {
+        CONTEXT: _trained(model, wish),
+        MEMORY: Verdict() if largest else _memory(plain_largest, advice),
+        SPEED: _speed(work, found, advice, options),
+        FIRST_TOKEN: _latency(work, found, advice),
+    }
+    said = {what: verdict for what, verdict in verdicts.items() if verdict.fit is not Fit.YES}
+    unmet = tuple(what for what, verdict in said.items() if verdict.fit is Fit.NO)
     return Row(
         name=candidate.name,
-        fit=Fit.NO if Fit.NO in fits else Fit.OPEN if fits else Fit.YES,
+        fit=Fit.NO if unmet else Fit.OPEN if said else Fit.YES,
+        unmet=unmet,
+        undecided=tuple(what for what in said if what not in unmet),
         options=options,
         memory=planning.memory_of(state),
         most=planning.memory_of(largest or plain_largest).total,
         prediction=found,
-        reasons=tuple(verdict.reason for verdict in said),
-        remedies=tuple(verdict.remedy for verdict in said if verdict.remedy),
+        reasons=tuple(verdict.reason for verdict in said.values()),
+        remedies=tuple(_nearest(said)),
         offload=tuple(planning.offload_lines(state)) if state.cold else (),
         notes=state.notes,
         check=_checked(state, text) if wish.check else (),
     )
+
+
+def _nearest(said: Mapping[str, Verdict]) -> Iterator[str]:
+    """What comes nearest; where several things are missed, which of them it helps."""
+    for what, verdict in said.items():
+        if verdict.remedy:
+            alone = f", for the {what} alone" if len(said) > 1 else ""
+            yield f"{verdict.remedy}{alone}"
 
 
 def _checked(state: State, text: bool) -> tuple[Finding, ...]:
@@ -375,7 +394,7 @@ def _checked(state: State, text: bool) -> tuple[Finding, ...]:
 
 
 def _machine(advice: Advice, options: CompileOptions) -> predict.Machine:
-    return predictions.machine_of(advice.hdf, options, advice.wish.storage or "")
+    return predictions.machine_of(advice.hdf, options)
 
 
 @dataclass(frozen=True)
@@ -466,16 +485,16 @@ def _other_mode(
     return text
 
 
-def _latency(
-    work: predict.Work, found: predict.Prediction, advice: Advice, options: CompileOptions
-) -> Verdict:
-    wish = advice.wish
+def _latency(work: predict.Work, found: predict.Prediction, advice: Advice) -> Verdict:
+    wish, machine = advice.wish, found.machine
     if wish.latency_ms is None:
         return Verdict()
     wanted = wish.latency_ms / 1e3
     if found.prefill is None:
-        return Verdict(Fit.OPEN, f"the first token is not predicted: {found.machine.assumed[0]}")
+        return Verdict(Fit.OPEN, f"the first token is not predicted: {machine.assumed[0]}")
     seconds = found.prefill.seconds
+    if predictions.prompt_time(found) is None and seconds.low <= wanted:
+        return Verdict(Fit.OPEN, f"the first token is not predicted: {machine.uncounted}")
     if seconds.high <= wanted:
         return Verdict()
     fit = Fit.OPEN if seconds.low <= wanted else Fit.NO
@@ -484,7 +503,7 @@ def _latency(
         f"first token of {wish.longest_input} tokens after {told}, {wish.latency_ms:g} ms wanted, "
         f"limited by {found.prefill.limit}"
     )
-    shorter = longest_within(work, found.machine, wish.longest_input, wanted)
+    shorter = longest_within(work, machine, wish.longest_input, wanted)
     remedy = f"--longest-input {shorter} meets it" if shorter >= LEAST_INPUT else ""
     return Verdict(fit, reason, remedy)
 
@@ -506,6 +525,9 @@ def nothing_fits(advice: Advice) -> BudgetError | None:
     """The error to end with where no candidate does what is asked."""
     if any(row.fit is not Fit.NO for row in advice.rows):
         return None
+    missed = [what for what in WISHES if any(what in row.unmet for row in advice.rows)]
+    told = f"missed is {', '.join(missed)}: " if missed else ""
     return BudgetError(
-        f"{advice.hdf.id}: no candidate does what is asked; the rows above say what comes nearest"
+        f"{advice.hdf.id}: no candidate does what is asked; {told}the rows above say what comes "
+        "nearest"
     )

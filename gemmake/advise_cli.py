@@ -9,7 +9,17 @@ import click
 
 from gemmake.errors import OutputError
 from gemmake.failures import command
+from gemmake.options import Storage
 from gemrun import console
+
+storage_option = click.option(
+    "--storage",
+    type=click.Choice([kind.value for kind in Storage]),
+    callback=lambda _ctx, _param, value: None if value is None else Storage(value),
+    default=None,
+    help="Kind of storage that speed is predicted for (default: the board's, else emmc); changes "
+    "no byte.",
+)
 
 
 class Advise(console.Command):
@@ -62,12 +72,7 @@ class Advise(console.Command):
     "high: int8; exact: float32, and a float32 cache.",
 )
 @click.option("--power-mode", default=None, help="Power mode of the board (default: the board's).")
-@click.option(
-    "--storage",
-    type=click.Choice(["sd", "emmc", "usb", "sata", "nvme"]),
-    default=None,
-    help="Kind of storage to assume (default: the board's, else emmc).",
-)
+@storage_option
 @click.option(
     "--effort",
     type=click.Choice(["full", "fast"]),
@@ -87,7 +92,10 @@ def advise(models: Sequence[str], as_json: bool, debug: bool, **wish: Any) -> No
 
     MODEL: a checkpoint, of which only headers are read, a config.json, a published shape such as
     gemma-3-1b, or a class: 1B, 2B, 4B. FOLDER: all checkpoints in it. Memory is what the compiler
-    plans; speed is predicted, not measured. Exit: 5 where nothing fits.
+    plans; speed is predicted, not measured.
+
+    Exit: 0 where a candidate fits, or is open: only a run on the board can tell; 5 where none does;
+    else as gemmake: 1 the host failed, 2 usage, 4 target, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
     with command("gemmake", debug):
         from gemmake import advise as advice

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmake import predictions
 from gemmake.advise import Advice, Fit, Row
-from gemmake.hdf import MIB
+from gemmake.hdf import MIB, show
 from gemmake.load.source import display
 from gemmake.passes.predict import Range, Time
 
@@ -47,8 +47,9 @@ def _asked(advice: Advice) -> Iterator[str]:
     granted = f"{advice.granted / MIB:.0f} MiB for a model" if advice.granted else (
         "memory that the device decides about"
     )  # fmt: skip
+    given = f" ({show(wish.target)})" if wish.target != hdf.id else ""
     yield (
-        f"{hdf.id}{mode}: {granted}; inputs of {wish.longest_input} tokens and answers of "
+        f"{hdf.id}{given}{mode}: {granted}; inputs of {wish.longest_input} tokens and answers of "
         f"{wish.answer}, a context of {wish.context}"
     )
     wanted = [f"{wish.speed:g} tokens/s"] if wish.speed is not None else []
@@ -60,9 +61,9 @@ def _asked(advice: Advice) -> Iterator[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.options is None or row.memory is None or row.prediction is None:
-        return (row.name, *(NOTHING for _ in HEAD[2:]), row.fit.value)
+        return (row.name, *(NOTHING for _ in HEAD[2:]), _verdict(row))
     found, options = row.prediction, row.options
-    first = found.prefill
+    first = predictions.prompt_time(found)
     return (
         row.name,
         options.quantization.value,
@@ -73,8 +74,15 @@ def _cells(row: Row) -> tuple[str, ...]:
         predictions.span(first.seconds.inverse(found.prompt)) if first else NOTHING,
         predictions.duration(first.seconds) if first else NOTHING,
         predictions.duration(found.cold),
-        row.fit.value,
+        _verdict(row),
     )
+
+
+def _verdict(row: Row) -> str:
+    """fits; open: speed; no: memory, speed; open: first token."""
+    parts = [("no", row.unmet), ("open", row.undecided)]
+    said = [f"{fit}: {', '.join(what)}" for fit, what in parts if what]
+    return "; ".join(said) or row.fit.value
 
 
 def _memory(row: Row) -> str:
@@ -118,6 +126,7 @@ def as_json(advice: Advice) -> str:
     wish = advice.wish
     told = {
         "target": advice.hdf.id,
+        "target_given": wish.target,
         "power_mode": advice.mode.id if advice.mode is not None else None,
         "granted_bytes": advice.granted or None,
         "context": wish.context,
@@ -146,6 +155,8 @@ def _row(row: Row) -> dict[str, Any]:
         "first_token_s": _ends(found.prefill.seconds) if found and found.prefill else None,
         "load_s": _ends(found.cold) if found else None,
         "load_cached_s": _ends(found.warm) if found else None,
+        "unmet": list(row.unmet),
+        "undecided": list(row.undecided),
         "reasons": list(row.reasons),
         "remedies": list(row.remedies),
         "offload": list(row.offload),

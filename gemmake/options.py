@@ -93,6 +93,16 @@ class Offload(str, Enum):
     ALL = "all"
 
 
+class Storage(str, Enum):
+    """Kind of storage that loading and weights that do not stay in memory are predicted for."""
+
+    SD = "sd"
+    EMMC = "emmc"
+    USB = "usb"
+    SATA = "sata"
+    NVME = "nvme"
+
+
 #: Tokens of context and of a prefill step where the command names none.
 CONTEXT = {Profile.STANDARD: 1024, Profile.LITE: 512}
 CHUNK = {Profile.STANDARD: 128, Profile.LITE: 32}
@@ -126,7 +136,7 @@ class CompileOptions:
     `context` is the compiled KV cache size in tokens, `chunk` the tokens of a prefill step,
     `run_threads` the thread count that the memory total is stated for (None: from the target).
     `workers` (0: all cores), `baseline` (no instruction sets above the build's own, scalar engine),
-    `power_mode` and everything about output never change a byte.
+    `power_mode`, `storage` and everything about output never change a byte.
     """
 
     model: Path
@@ -147,6 +157,7 @@ class CompileOptions:
     temperature_threshold: float | None = None
     throttle_mode: ThrottleMode = ThrottleMode.BALANCED
     power_mode: str | None = None  # that speed is predicted for; None: the target's default
+    storage: Storage | None = None  # likewise; None: the target's, else the usual kind
     config: Path | None = None
     effort: Effort = Effort.FULL
     int4_format: Int4Format = Int4Format.Q4H
@@ -318,7 +329,7 @@ COMMAND = (
     ("--offload", "offload"),
     ("--reserve", "reserve_mib"), ("--ram-fraction", "ram_fraction"),
     ("--temperature-threshold", "temperature_threshold"), ("--throttle-mode", "throttle_mode"),
-    ("--power-mode", "power_mode"),
+    ("--power-mode", "power_mode"), ("--storage", "storage"),
     ("--calibration", "calibration"),
     ("--prefill-sample-ratio", "sample_ratio"), ("--kv-minutes", "kv_minutes"),
     ("--kv-gate", "kv_gate"), ("--statistics", "statistics"), ("--pin-prompt", "pin_prompt"),

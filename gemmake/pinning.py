@@ -17,6 +17,7 @@ from gemmake import images
 from gemmake.emit import Host
 from gemmake.engine import Engine
 from gemmake.errors import UsageError
+from gemmake.figures import mib
 from gemmake.files import read_small
 from gemmake.hdf import show
 from gemmake.options import CompileOptions
@@ -215,5 +216,5 @@ def lines_of(state: State) -> Iterator[str]:
     kind = "a conversation with this system message" if told["role"] == "system" else "the text"
     rest = told["of"] - ids
     why = f"; the last {rest} depend on what follows" if rest else ""
-    size = f"{pin_size(state) / 1e6:.2f} MB"
+    size = mib(pin_size(state))
     yield f"pinned prompt: {ids} of {told['of']} tokens of {kind}, {size}{why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from gemmake.figures import at_least, at_most, figure
 from gemmake.hdf import Hdf
 from gemmake.options import CompileOptions
 from gemmake.passes import offload, place, predict
@@ -25,10 +26,20 @@ def work_of(state: State) -> predict.Work:
     return predict.work_of(state.conf, layers, units, state.stream, size, cost)
 
 
-def machine_of(hdf: Hdf, options: CompileOptions, storage: str = "") -> predict.Machine:
-    """The target in the power mode that was asked for. Raises UsageError for an unknown mode."""
+def machine_of(hdf: Hdf, options: CompileOptions) -> predict.Machine:
+    """The target in the power mode and with the storage that were asked for. Raises UsageError for
+    an unknown mode."""
     threads = options.run_threads or place.run_threads(hdf)
+    storage = options.storage.value if options.storage is not None else ""
     return predict.machine_of(hdf, hdf.mode(options.power_mode), threads, storage)
+
+
+def prompt_time(found: Prediction) -> Time | None:
+    """The time of the prompt, where something bounds it that can be near: memory alone is read once
+    for a whole step, so that what it allows is a hundred times what arithmetic does."""
+    machine, time = found.machine, found.prefill
+    near = machine.cores or machine.ceiling or (time is not None and time.limit == "storage")
+    return time if near else None
 
 
 def report_lines(state: State) -> Iterator[str]:
@@ -38,8 +49,8 @@ def report_lines(state: State) -> Iterator[str]:
     machine = machine_of(state.hdf, state.options)
     prompt, long = min(SHORT_PROMPT, context - 1), min(LONG_PROMPT, context // 2)
     found = predict.predict(work, machine, context // 2, prompt)
-    whole = predict.prefill(work, machine, long)
-    if found.decode is None or whole is None:
+    whole = prompt_time(predict.predict(work, machine, 0, long))
+    if found.decode is None:
         yield f"speed: not predicted, as {machine.assumed[0]}"
         return
     mode = f" in mode {machine.mode}" if machine.mode else ""
@@ -48,10 +59,13 @@ def report_lines(state: State) -> Iterator[str]:
         f"{tokens_a_second(found.decode)} with {found.depth} tokens in the context, limited by "
         f"{found.decode.limit}"
     )
-    yield (
-        f"predicted prefill: {tokens_a_second(whole, long)} over {long} tokens, limited by "
-        f"{whole.limit}"
-    )
+    if whole is None:
+        yield f"prefill: not predicted, as {machine.uncounted}"
+    else:
+        yield (
+            f"predicted prefill: {tokens_a_second(whole, long)} over {long} tokens, limited by "
+            f"{whole.limit}"
+        )
     yield from _loading(found)
 
 
@@ -61,7 +75,7 @@ def _loading(found: Prediction) -> Iterator[str]:
         "page cache"
     )
     cold, warm = found.first_token(cold=True), found.first_token(cold=False)
-    if cold is not None and warm is not None:
+    if cold is not None and warm is not None and prompt_time(found) is not None:
         yield (
             f"predicted first token of a prompt of {found.prompt}, loading included: "
             f"{duration(cold)} from storage, {duration(warm)} from the page cache"
@@ -85,11 +99,11 @@ def tokens_a_second(time: Time, tokens: int = 1) -> str:
 
 
 def span(found: Range) -> str:
-    """Both ends, or the one that is known."""
+    """Both ends, or the one that is known, which then is a bound."""
     if found.low == 0.0:
-        return f"at most {figure(found.high)}"
+        return f"at most {at_most(found.high)}"
     if found.high == math.inf:
-        return f"at least {figure(found.low)}"
+        return f"at least {at_least(found.low)}"
     low, high = figure(found.low), figure(found.high)
     return low if low == high else f"{low} to {high}"
 
@@ -100,10 +114,3 @@ def duration(seconds: Range) -> str:
     if most >= 1.0:
         return f"{span(seconds)} s"
     return f"{span(Range(seconds.low * 1e3, seconds.high * 1e3))} ms"
-
-
-def figure(value: float) -> str:
-    """Two or three digits that count."""
-    if value >= 9.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gemmake import predictions
+from gemmake.figures import mib
 from gemmake.hdf import show
 from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gemmake.emit import Tally
     from gemmake.pipeline import CompileResult
 
-MB = 1_000_000
+MB = 1_000_000  # of the last line alone, whose words are fixed
 LEAST_SECONDS = 0.05  # shorter phases are not listed
 
 
@@ -52,17 +53,17 @@ def render_result(result: CompileResult) -> str:
     memory = result.memory
     lines = list(_formats(result.state, result.tallies))
     lines.append("memory of a run:")
-    lines += [f"  {name:<14}{size / MB:>10.2f} MB" for name, size in memory.rows()]
-    lines.append(f"  {'total':<14}{memory.total / MB:>10.2f} MB")
+    lines += [f"  {name:<14}{mib(size):>14}" for name, size in memory.rows()]
+    lines.append(f"  {'total':<14}{mib(memory.total):>14}, {memory.total} bytes")
     lines += offload_lines(result.state)
     lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
     lines += predictions.report_lines(result.state)
     lines += [f"note: {note}" for note in result.state.notes]
     lines.append(f"time: {_phases(result.phases)}")
     lines.append(
-        f"{show(result.path.name)}: {result.size / MB:.2f} MB in {result.seconds:.1f} s "
+        f"{show(result.path.name)}: {mib(result.size)} in {result.seconds:.1f} s "
         f"({result.cpu_seconds:.1f} s of CPU), peak memory of the compile "
-        f"{result.peak_rss / MB:.0f} MB, root {result.root_sha256[:16]}"
+        f"{mib(result.peak_rss, 0)}, root {result.root_sha256[:16]}"
     )
     lines.append(
         "SUCCESS: Deterministic memory layout verified. "
@@ -81,7 +82,7 @@ def _formats(state: State, tallies: Mapping[str, Tally]) -> Iterator[str]:
         counts = [tallies[t.label] for t in found]
         power = sum(c.power for c in counts)
         size = sum(t.record.size + t.record.second_size for t in found)
-        line = f"weights: {len(found)} tensors in {fmt.name.lower()}, {size / MB:.2f} MB"
+        line = f"weights: {len(found)} tensors in {fmt.name.lower()}, {mib(size)}"
         if power:
             zero = sum(c.zero_groups for c in counts)
             error = sum(c.error for c in counts) / power

@@ -17,6 +17,7 @@ import numpy as np
 from gemmake.check import masks, pinned, weights
 from gemmake.check.judged import judged
 from gemmake.errors import TargetError
+from gemmake.figures import mib
 from gemmake.hdf import Hdf
 from gemmake.passes import memplan, thermal
 from gemmake.progress import Reporter, Silent
@@ -228,9 +229,9 @@ class Offload(Rule):
         rows = sum(plane.size for plane in planes if plane.by is spec.ColdBy.ROWS)
         weights = artifact.sections["WHOT"]
         return self.ok(
-            f"Weights: {_mb(weights.mem_size)} of {_mb(weights.size)} are in memory at once; "
-            f"{_mb(cold.streamed(artifact.cold, artifact.tensors))} are read from storage for "
-            f"every token, {_mb(rows)} by rows"
+            f"Weights: {mib(weights.mem_size)} of {mib(weights.size)} are in memory at once; "
+            f"{mib(cold.streamed(artifact.cold, artifact.tensors))} are read from storage for "
+            f"every token, {mib(rows)} by rows"
         )
 
 
@@ -313,8 +314,8 @@ class Cache(Rule):
         ]
         beside = "where heads keep all in 8 bits" if narrow else "without the mask"
         text = (
-            f"KV cache of {artifact.conf.context} tokens: {_mb(size)}, {1 - size / dense:.1%} "
-            f"below {_mb(dense)} {beside}; {masks.partial(artifact)} of "
+            f"KV cache of {artifact.conf.context} tokens: {mib(size)}, {1 - size / dense:.1%} "
+            f"below {mib(dense)} {beside}; {masks.partial(artifact)} of "
             f"{len(artifact.units)} KV heads keep a part"
         )
         for name, count, wide in narrow:
@@ -339,10 +340,6 @@ class MaskQuality(Rule):
         text = f"KV mask on held-out text: {told.text}"
         finding = found(text if told.passed else f"{text}; beyond the recorded gates")
         return replace(finding, details=tuple(told.table()))
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"
 
 
 class Temperature(Rule):
@@ -500,7 +497,7 @@ class Pinned(Rule):
             return self.fail(f"Pinned prompt: {problem}")
         size = subject.artifact.sections[pins.NAME].size
         how = "" if subject.run is None else ", computed again: the same bytes"
-        return self.ok(f"Pinned prompt: {len(pin.ids)} tokens, {_mb(size)}{how}")
+        return self.ok(f"Pinned prompt: {len(pin.ids)} tokens, {mib(size)}{how}")
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gemmake.figures import mib
 from gemmake.kvmask.quality import Quality, words
 from gemmake.passes.layout import kv_bytes
 from gemmake.state import State
 from gemrun.format import assemble, spec
-
-MB = 1_000_000
 
 
 def mask_lines(state: State) -> Iterator[str]:
@@ -53,7 +52,7 @@ def kv_lines(state: State) -> list[str]:
     )
     first = stages[0][1]
     lines = [f"KV cache of {state.conf.context} tokens:"]
-    lines += [f"  {n:<30}{b / MB:>10.2f} MB{b / first - 1:>+8.1%}" for n, b in stages]
+    lines += [f"  {n:<30}{mib(b):>14}{b / first - 1:>+8.1%}" for n, b in stages]
     lines.append(f"  {_cost(mask)}")
     return lines
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from gemmake.emit import Host
+from gemmake.figures import mib
 from gemmake.kvmask.budgets import Budget
 from gemmake.kvmask.choose import Template, Unit
 from gemmake.kvmask.gates import Judge, Passage
@@ -38,7 +39,6 @@ from gemrun.hooks import NarrowProbe
 
 SHARE = 10  # one window in so many is measured: rounding has no rare cases that need more
 LEAST = 8  # windows
-MB = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def kv_lines(state: State) -> list[str]:
     )
     quality = next(iter(narrow.values()))["quality"]
     lines += [
-        f"KV cache, {where}: {after / MB:.2f} MB, {after / before - 1:+.1%}; on held-out text, "
+        f"KV cache, {where}: {mib(after)}, {after / before - 1:+.1%}; on held-out text, "
         f"against the same weights with all of it in 8 bits: {words(Quality(**quality))}"
     ]
     lines += [

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmake.errors import BudgetError
-
-MIB = 1 << 20
+from gemmake.figures import mib
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def check_budget(
     fitting = [r for r in remedies if r.over(granted) <= 0]
     chosen = f" with {own}" if own else ""
     lines = [
-        f"{target}: needs {_mib(memory.total)} but the target grants {_mib(granted)}{chosen}; "
+        f"{target}: needs {mib(memory.total, 1)} but the target grants {mib(granted, 1)}{chosen}; "
         + ("use " + fitting[0].option if fitting else "no option makes it fit, use a smaller model")
     ]
     lines += [_row(name, size, memory.total) for name, size in memory.rows()]
@@ -81,14 +80,10 @@ def check_budget(
 
 
 def _row(name: str, size: int, total: int) -> str:
-    return f"  {name:<14}{_mib(size):>12}{size / total:>6.0%}"
+    return f"  {name:<14}{mib(size, 1):>12}{size / total:>6.0%}"
 
 
 def _proposal(remedy: Remedy, granted: int) -> str:
     over = remedy.over(granted)
-    verdict = "fits" if over <= 0 else f"{_mib(over)} too much"
-    return f"  {_mib(remedy.total)} with {remedy.option}: {verdict}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / MIB:.1f} MiB"
+    verdict = "fits" if over <= 0 else f"{mib(over, 1)} too much"
+    return f"  {mib(remedy.total, 1)} with {remedy.option}: {verdict}"

@@ -4,7 +4,7 @@ armv7_riscv_cores.md). Cycles are for one group of the weights: 16 rows x 32 inp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 GROUP_MACS = 512  # products of a group
@@ -55,3 +55,34 @@ CORES: Mapping[tuple[str, str], Core] = {
     ("arm", "cortex-a53"): replace(A7, note="counted for a Cortex-A7, which is no faster"),
     ("riscv64", "spacemit-x60"): Core(92, 137, 0, 55),
 }
+
+
+@dataclass(frozen=True)
+class Most:
+    """Products of a cycle that no core of a kind gets beyond."""
+
+    integers: int
+    floats: int
+
+
+#: By instruction set, the first whose feature a board has ("" = any): lanes of its widest products,
+#: in as many pipes as the widest cores of the kind have (general knowledge).
+MOST: Mapping[str, tuple[tuple[str, Most], ...]] = {
+    "aarch64": (
+        ("i8mm", Most(4 * 32, 4 * 4)),
+        ("dotprod", Most(4 * 16, 4 * 4)),
+        ("", Most(2 * 8, 2 * 4)),  # up to Cortex-A73
+    ),
+    "arm": (("", Most(2 * 8, 2 * 4)),),
+    "riscv64": (("v", Most(2 * 64, 2 * 16)), ("", Most(2, 2))),
+    "x86_64": (
+        ("avx512f", Most(2 * 64, 2 * 16)),
+        ("avx2", Most(2 * 32, 2 * 8)),
+        ("", Most(2 * 16, 2 * 4)),
+    ),
+}
+
+
+def most_a_cycle(arch: str, features: Collection[str]) -> Most:
+    """What no core with these features gets beyond."""
+    return next(most for feature, most in MOST[arch] if not feature or feature in features)

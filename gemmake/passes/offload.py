@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gemmake.figures import mib
 from gemmake.options import Offload
 from gemmake.passes.layout import Stream
 from gemrun.format import cold, spec
@@ -127,9 +128,9 @@ def cost(conf: spec.Conf, stream: Stream, found: tuple[Cold, ...]) -> Cost:
 def lines(found: Cost, storage: tuple[str, float] | None, chunk: int) -> list[str]:
     """What cold weights cost, in words; `storage`: its kind and MB/s."""
     told = [
-        f"offload: {_mb(found.held)} of {_mb(found.size)} of weights are in memory at once; "
-        f"{_mb(found.rows)} of embedding and head are read by rows, "
-        f"{_mb(found.streamed)} are read from storage for every token"
+        f"offload: {mib(found.held, 1)} of {mib(found.size, 1)} of weights are in memory at once; "
+        f"{mib(found.rows, 1)} of embedding and head are read by rows, "
+        f"{mib(found.streamed, 1)} are read from storage for every token"
     ]
     rate = found.tokens_per_second(storage[1]) if storage else None
     if storage and rate is not None:
@@ -147,7 +148,7 @@ def lines(found: Cost, storage: tuple[str, float] | None, chunk: int) -> list[st
     if found.low:
         told.append(
             "offload: sampling without top-k, or with more than the best 64, reads "
-            f"{_mb(found.low)} for every token besides"
+            f"{mib(found.low, 1)} for every token besides"
         )
     return told
 
@@ -157,7 +158,7 @@ def little(conf: spec.Conf, stream: Stream, found: tuple[Cold, ...], level: Offl
     saved = stream.size - cold.resident(conf, stream.records(), found, stream.size)
     if saved >= LITTLE * stream.size:
         return []
-    told = f"{level.value} saves {_mb(saved)} of {_mb(stream.size)} of weights"
+    told = f"{level.value} saves {mib(saved, 1)} of {mib(stream.size, 1)} of weights"
     if not saved:
         told = f"all weights stay in memory, as {level.value} saves nothing"
     return [f"offload: {told}: {_why(conf, stream, level)}"]
@@ -172,12 +173,9 @@ def _why(conf: spec.Conf, stream: Stream, level: Offload) -> str:
     if not planes:
         return "the embedding is the head too, of which a token needs all; --offload all saves more"
     room = sum(cold.room(plane, conf) for plane in planes)
+    size = sum(plane.size for plane in planes)
     return (
-        f"{_mb(sum(p.size for p in planes))} could be read by rows, but {_mb(room)} of room are "
-        f"kept for rows of a prefill step of {conf.chunk} and of the head, with {conf.threads} "
-        "threads; --offload ffn saves more"
+        f"{mib(size, 1)} could be read by rows, but {mib(room, 1)} of room are kept for rows "
+        f"of a prefill step of {conf.chunk} and of the head, with {conf.threads} threads; "
+        "--offload ffn saves more"
     )
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

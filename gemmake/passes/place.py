@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gemmake.figures import mib
 from gemmake.hdf import Hdf
 from gemmake.model import MODEL_LAYER, Act, Block, LayerSpec, ModelSpec
 from gemrun.format import spec as records
@@ -108,7 +109,7 @@ def placement_lines(
     """One line per layer, then the NVDLA summary."""
     lines = [
         f"[{_engine(placements, index)}] layer {index}: {_what(layer)}, "
-        f"{weight_bytes[index] / 1e6:.2f} MB of weights ({', '.join(LAYER_OPS)}; {_short(offered)})"
+        f"{mib(weight_bytes[index])} of weights ({', '.join(LAYER_OPS)}; {_short(offered)})"
         for index, layer in enumerate(spec.layers)
     ]
     count = len(spec.layers)

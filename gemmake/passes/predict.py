@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gemmake.hdf import Cluster, Hdf, PowerMode, Source
 from gemmake.model import MODEL_LAYER, Role
-from gemmake.passes.cores import CORES, GROUP_MACS, Core
+from gemmake.passes.cores import CORES, GROUP_MACS, Core, Most, most_a_cycle
 from gemmake.passes.layout import Stream, StreamTensor
 from gemmake.passes.offload import Cost
 from gemrun.format import sizes, spec
@@ -179,12 +179,15 @@ class Machine:
     storage: Range  # bytes/s
     assumed: tuple[str, ...]
     clocked: bool = True  # the clocks of `cores` are those of the mode, not only the highest
+    ceiling: Most | None = None  # products/s that all threads stay below; None: not known
+    uncounted: str = ""  # why what arithmetic allows is not known
 
 
 def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = "") -> Machine:
     """The board in a mode. `storage`: a kind that is assumed where the description has none."""
     online = mode.cores_online if mode is not None else None
     threads = min(threads, online or threads)
+    ceiling = _ceiling(hdf, mode, threads)
     cores, multiplying = _cores(hdf, mode, threads)
     bandwidth, reading = _bandwidth(hdf, mode)
     speed, loading = _storage(hdf, storage)
@@ -196,6 +199,8 @@ def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = ""
         bandwidth=bandwidth,
         storage=speed,
         clocked=_clocked(mode),
+        ceiling=ceiling,
+        uncounted="" if cores else multiplying,
         assumed=(reading, *((_SHARED,) if shared and bandwidth else ()), multiplying, loading),
     )
 
@@ -234,7 +239,7 @@ def _cores(
     hdf: Hdf, mode: PowerMode | None, threads: int
 ) -> tuple[tuple[tuple[Core, float], ...], str]:
     """A core for each thread, the fast ones first."""
-    clusters = sorted(hdf.cpu.cluster, key=lambda c: (c.kind == "little", -(c.max_freq_mhz or 0)))
+    clusters = _fast_first(hdf)
     found: list[tuple[Core, float]] = []
     for cluster in clusters:
         core = CORES.get((hdf.target.arch, cluster.uarch or ""))
@@ -250,6 +255,23 @@ def _cores(
             break
     found = found[:threads]
     return tuple(found), _counted(hdf, mode, clusters[0], found)
+
+
+def _fast_first(hdf: Hdf) -> list[Cluster]:
+    return sorted(hdf.cpu.cluster, key=lambda c: (c.kind == "little", -(c.max_freq_mhz or 0)))
+
+
+def _ceiling(hdf: Hdf, mode: PowerMode | None, threads: int) -> Most | None:
+    """Products/s that no loop exceeds; None where clocks are not known."""
+    clocks: list[float] = []
+    for cluster in _fast_first(hdf):
+        clock = _clock(cluster, mode)
+        if clock is None or cluster.cores is None:
+            return None
+        clocks += [clock * 1e6] * len(cluster.cores)
+    one = most_a_cycle(hdf.target.arch, {*hdf.target.features, *hdf.target.baseline_features})
+    hertz = int(sum(sorted(clocks, reverse=True)[:threads]))
+    return Most(one.integers * hertz, one.floats * hertz)
 
 
 def _clock(cluster: Cluster, mode: PowerMode | None) -> float | None:
@@ -307,7 +329,8 @@ def decode(work: Work, machine: Machine, depth: int) -> Time | None:
     def cycles(core: Core) -> float:
         return _one(work.layers, core) + _one(work.head, core) + attention * core.one(True)
 
-    return _slowest(machine, size, None if _floats(work) else cycles, work.streamed)
+    least = _least(work, machine, 1.0, attention) if machine.bandwidth else 0.0
+    return _slowest(machine, size, None if _floats(work) else cycles, work.streamed, least)
 
 
 def prefill(work: Work, machine: Machine, tokens: int) -> Time | None:
@@ -322,7 +345,19 @@ def prefill(work: Work, machine: Machine, tokens: int) -> Time | None:
         body = work.layers.narrow * core.each(False) + work.layers.wide * core.each(True)
         return tokens * body + attention * core.one(True) + _one(work.head, core)
 
-    return _slowest(machine, size, None if _floats(work) else cycles, streamed)
+    least = _least(work, machine, tokens, attention)
+    return _slowest(machine, size, None if _floats(work) else cycles, streamed, least)
+
+
+def _least(work: Work, machine: Machine, tokens: float, attention: float) -> float:
+    """Seconds that products of so many tokens, and of the head for one, take at least; 0 where that
+    is not known. A loop of ours is far from it, but memory is further where tokens share a read."""
+    if machine.ceiling is None:
+        return 0.0
+    body, head, most = work.layers, work.head, machine.ceiling
+    integers = tokens * (body.narrow + body.wide) + head.narrow + head.wide + attention
+    floats = tokens * body.floats + head.floats
+    return GROUP_MACS * (integers / most.integers + floats / most.floats)
 
 
 def _one(matrices: Matrices, core: Core) -> float:
@@ -336,10 +371,15 @@ def _floats(work: Work) -> bool:
 
 
 def _slowest(
-    machine: Machine, size: float, cycles: Callable[[Core], float] | None, streamed: int
+    machine: Machine,
+    size: float,
+    cycles: Callable[[Core], float] | None,
+    streamed: int,
+    least: float,
 ) -> Time | None:
     """The slowest of three: reading `size` bytes of memory, multiplying, reading `streamed` bytes
-    of storage. Where memory or arithmetic is not known, there is no most."""
+    of storage. Where memory or arithmetic is not known, there is no most; of multiplying then the
+    `least` counts."""
     known: dict[str, Range] = {}
     if machine.bandwidth:
         known["memory"] = machine.bandwidth.inverse(size)
@@ -347,6 +387,8 @@ def _slowest(
         rate = sum(hertz / cycles(core) for core, hertz in machine.cores)
         known["arithmetic"] = Range(MULTIPLYING.low * rate, MULTIPLYING.high * rate).inverse()
     all_known = len(known) == 2 and machine.clocked
+    if "arithmetic" not in known and least:
+        known["arithmetic"] = Range(least, least)
     if streamed:
         known["storage"] = machine.storage.inverse(streamed)
     if not known:

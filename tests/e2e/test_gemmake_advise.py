@@ -53,6 +53,21 @@ def test_nothing_that_fits_is_exit_5_and_json_is_json() -> None:
     assert done.stderr.startswith("gemmake: meter-256mb: no candidate does what is asked; ")
 
 
+def test_what_is_only_open_is_exit_0() -> None:
+    done = advise("gemma-3-1b", "--target", "intel-n100", "--speed", "20")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  open: speed\n" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Next: gemmake --model MODEL ")
+
+
+def test_the_exit_codes_are_those_of_help_and_readme() -> None:
+    told = " ".join(advise("--help").stdout.split())
+    assert "Exit: 0 where a candidate fits, or is open" in told
+    assert "5 where none does" in told
+    readme = (ROOT / "gemmake/README.md").read_text("utf-8")
+    assert "| exit | of advise |" in readme
+
+
 def test_wrong_words_end_in_one_sentence() -> None:
     for words, code, told in (
         (("no-such", *NANO), 2, "no such file or folder"),
@@ -67,14 +82,15 @@ def test_wrong_words_end_in_one_sentence() -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_power_mode_changes_the_prediction_and_no_byte(
+def test_power_mode_and_storage_change_the_prediction_and_no_byte(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     model, texts = tiny_checkpoint("llama3"), []
-    for mode in ("15W", "MAXN_SUPER"):
+    for mode, storage in (("15W", "sd"), ("MAXN_SUPER", "nvme")):
         output = tmp_path / mode / "x.gembin"
         output.parent.mkdir()
-        done = compiling.gemmake(model, output, *FAST, *NANO, "--power-mode", mode, "--verbose")
+        words = (*FAST, *NANO, "--power-mode", mode, "--storage", storage, "--verbose")
+        done = compiling.gemmake(model, output, *words)
         assert done.returncode == 0
         assert f"predicted for jetson-orin-nano in mode {mode}, 6 threads: " in done.stdout
         assert "predicted first token of a prompt of 32, loading included: " in done.stdout
@@ -83,6 +99,8 @@ def test_a_power_mode_changes_the_prediction_and_no_byte(
     assert compiling.sha256(first) == compiling.sha256(second)
     assert "INFO: [predict] memory has 68.3 GB/s at the peak: " in texts[0]
     assert "INFO: [predict] memory has 102.4 GB/s at the peak: " in texts[1]
+    assert "INFO: [predict] storage is sd with 40 to 90 MB/s" in texts[0]
+    assert "INFO: [predict] storage is nvme with 800 to 3000 MB/s" in texts[1]
     assert "INFO: [CPU] attention in 4 layers: 8 KV heads (GPU: needs the [jetson] " in texts[0]
 
 

@@ -36,6 +36,9 @@ def test_the_lines_of_a_verbose_compile(
     assert lines[-2] == (
         f"SUCCESS: Deterministic memory layout verified. Total footprint: {megabytes}MB"
     )
+    assert any(re.fullmatch(rf"  total +\d+\.\d\d MiB, {total} bytes", line) for line in lines)
+    decimal = [line for line in lines if re.search(r"\d ?MB\b(?!/s)", line)]
+    assert decimal == [lines[-2]]  # the one line whose words are fixed
     assert lines[-1] == f"Next: gemcheck {output}"
     text = "\n".join(lines)
     for words in ("peak memory of the compile", "of CPU", "search", "tensors in q4h", "note: "):

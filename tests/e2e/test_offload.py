@@ -21,7 +21,7 @@ import pytest
 import compiling
 import groups
 from fuzz.mutate import find, reseal, section_range
-from gemmake import report
+from gemmake import figures, report
 from gemmake.advise import Fit, Wish, advise
 from gemmake.errors import BudgetError
 from gemmake.options import Effort, Offload, Profile, Quantization
@@ -436,7 +436,7 @@ def test_advise_plans_what_auto_streams(
         assert row.memory is not None
         assert row.memory.total == row.most == content.header.ram_total
         streamed = cold.streamed(content.cold, content.tensors)
-    assert f"{streamed / 1e6:.1f} MB are read from storage for every token" in row.offload[0]
+    assert f"{figures.mib(streamed, 1)} are read from storage for every token" in row.offload[0]
     assert row.prediction is not None
     assert row.prediction.decode is not None
     assert row.prediction.decode.limit == "storage"

@@ -18,6 +18,7 @@ import pytest
 import tiny
 from fuzz.mutate import find, reseal, section_range
 from gemmake.check.rules import check_file, replay
+from gemmake.figures import mib
 from gemrun import GemRunContext, GemRunHandle
 from gemrun.errors import ArtifactError, GemRunError
 from gemrun.format import assemble, pins
@@ -325,9 +326,7 @@ def test_it_says_what_is_pinned_and_what_not(compile_: Compile) -> None:
         assert told["tokens"] == len(artifact.pin.ids) < told["of"]
         size = artifact.sections["PINP"].size
         listed = (path.parent / "model.gembin.memmap").read_text(encoding="utf-8")
-    line = (
-        f"pinned prompt: {told['tokens']} of {told['of']} tokens of the text, {size / 1e6:.2f} MB"
-    )
+    line = f"pinned prompt: {told['tokens']} of {told['of']} tokens of the text, {mib(size)}"
     assert f"{line}; the last {told['of'] - told['tokens']} depend on what follows\n" in log
     assert "section  PINP" in listed
     with read_artifact(compile_("llama3")) as plain:

@@ -16,7 +16,7 @@ from gemmake import advise, advise_report, predictions, tokencheck
 from gemmake.advise import Fit, Quality, Row, Wish
 from gemmake.errors import TargetError, UsageError
 from gemmake.hdf import MIB, load_hdf
-from gemmake.options import CompileOptions, Effort, KvType, Quantization
+from gemmake.options import CompileOptions, Effort, KvType, Quantization, Storage
 from gemmake.passes import predict
 from gemrun.format.reader import read_artifact
 
@@ -191,6 +191,60 @@ def test_a_checkpoint_that_cannot_be_compiled_is_a_row(tmp_path: Path) -> None:
     assert found.rows[0].reasons[0].startswith("cannot be compiled: bad.gguf: ")
     assert advise.nothing_fits(found) is None
     assert advise.nothing_fits(replace(found, rows=found.rows[:1])) is not None
+
+
+def test_all_that_is_missed_is_named() -> None:
+    asked = {"longest_input": 60_000, "speed": 1e4, "latency_ms": 1.0, "leave_free": 7300}
+    found = advise.advise(["gemma-3-1b"], wish(**asked))
+    (one,) = found.rows
+    assert one.unmet == advise.WISHES
+    assert [reason.split()[0] for reason in one.reasons] == ["trained", "takes", *one_of_each(one)]
+    assert all(text.endswith(" alone") for text in one.remedies)
+    text = "\n".join(advise_report.lines(found))
+    assert "  no: context, memory, speed, first token\n" in text
+    assert json.loads(advise_report.as_json(found))["candidates"][0]["unmet"] == list(one.unmet)
+    failure = advise.nothing_fits(found)
+    assert "; missed is context, memory, speed, first token: the rows" in str(failure)
+
+
+def one_of_each(found: Row) -> list[str]:
+    """How the reasons of speed and first token begin."""
+    assert found.prediction is not None
+    assert found.prediction.decode is not None
+    rate = predictions.tokens_a_second(found.prediction.decode)
+    return [rate.split()[0], "first"]
+
+
+def test_what_is_open_stands_beside_what_is_missed() -> None:
+    asked = wish(target="meter-256mb", speed=1e4, latency_ms=1.0, longest_input=60_000)
+    found = advise.advise(["gemma-3-1b"], asked)
+    (one,) = found.rows
+    assert (one.unmet, one.undecided) == (("context", "memory"), ("speed", "first token"))
+    assert "  no: context, memory; open: speed, first token" in "\n".join(
+        advise_report.lines(found)
+    )
+
+
+def test_the_storage_that_is_assumed_stands_in_the_command() -> None:
+    one = row("gemma-3-1b", target="raspberry-pi-5", storage=Storage.SD)
+    assert one.options is not None
+    assert "--storage sd" in one.options.command()
+    assert "--storage" not in row("gemma-3-1b").options.command()  # type: ignore[union-attr]
+    slow, usual = row("gemma-3-1b", storage=Storage.SD), row("gemma-3-1b")
+    assert slow.prediction is not None
+    assert usual.prediction is not None
+    assert slow.prediction.cold.low > usual.prediction.cold.low
+
+
+@pytest.mark.parametrize(
+    ("given", "id_"), [(NANO, NANO), ("jetson-agx-orin-64gb", "agx-orin-64gb")]
+)
+def test_a_target_is_told_as_it_was_given_and_by_its_id(given: str, id_: str) -> None:
+    found = advise.advise(["gemma-3-1b"], wish(target=given))
+    told = json.loads(advise_report.as_json(found))
+    assert (told["target"], told["target_given"]) == (id_, given)
+    head = next(advise_report.lines(found))
+    assert head.startswith(f"{id_} in mode" if given == id_ else f"{id_} ({given}) in mode")
 
 
 # ---- what is asked ----

@@ -230,7 +230,7 @@ def test_a_mask_of_which_nothing_is_recorded() -> None:
     assert "features" not in line(report, "layout")
     found = next(f for f in report.findings if f.rule == "kv-cache")
     assert found.line == (
-        "\u2713 KV cache of 160 tokens: 0.01 MB, 14.3% below 0.02 MB without the mask; "
+        "\u2713 KV cache of 160 tokens: 0.01 MiB, 14.3% below 0.02 MiB without the mask; "
         "1 of 4 KV heads keep a part"
     )
     assert [" ".join(row.split()) for row in found.details[1:]] == [

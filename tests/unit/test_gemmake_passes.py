@@ -80,8 +80,8 @@ def test_placement_lines_are_one_a_layer_and_the_summary_last() -> None:
     lines = place.placement_lines(MODEL, placements, offered, hdf.board, [1_000_000, 2_000_000])
     parts = "(norms, attention, FFN; GPU needs the [jetson] backend)"
     assert lines == [
-        f"[CPU] layer 0: full attention, 4/2 heads of 64, SwiGLU 96, 1.00 MB of weights {parts}",
-        f"[CPU] layer 1: window 32, 4/2 heads of 64, GeGLU 96, 2.00 MB of weights {parts}",
+        f"[CPU] layer 0: full attention, 4/2 heads of 64, SwiGLU 96, 0.95 MiB of weights {parts}",
+        f"[CPU] layer 1: window 32, 4/2 heads of 64, GeGLU 96, 1.91 MiB of weights {parts}",
         "[NVDLA] Offloaded 0/2 layers to NVDLA engine (orin-nano has none)",
     ]
 

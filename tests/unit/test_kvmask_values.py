@@ -113,7 +113,8 @@ def test_heads_whose_keys_keep_8_bits_are_listed() -> None:
     )  # fmt: skip
     told = values.kv_lines(state)
     assert told[0].startswith(
-        "KV cache, values of 4 bits in 3 of 4 KV heads, keys of 4 bits in 1 of 4 KV heads: 0.01 MB,"
+        "KV cache, values of 4 bits in 3 of 4 KV heads, keys of 4 bits in 1 of 4 KV heads: "
+        "0.01 MiB,"
     )
     assert told[1:] == [
         "  values that keep 8 bits: layer 0: 0",

@@ -103,10 +103,10 @@ def test_what_it_costs_is_told() -> None:
     found = Cost(size=300 * 10**6, held=200 * 10**6, rows=50 * 10**6, low=40 * 10**6,
                  streamed=75 * 10**6, head=15 * 10**6)  # fmt: skip
     first, second, third = lines(found, ("emmc", 150.0), 32)
-    assert "200.0 MB of 300.0 MB of weights are in memory at once" in first
-    assert "75.0 MB are read from storage for every token" in first
+    assert "190.7 MiB of 286.1 MiB of weights are in memory at once" in first
+    assert "71.5 MiB are read from storage for every token" in first
     assert "emmc at 150 MB/s allows 2 tokens per second, and for prompts 80" in second
-    assert "more than the best 64, reads 40.0 MB" in third
+    assert "more than the best 64, reads 38.1 MiB" in third
     assert "does not describe its storage" in lines(found, None, 32)[1]
     assert found.tokens_per_second(150.0) == 2.0
     assert {"COLD"} <= spec.OPTIONAL_SECTIONS
@@ -126,11 +126,11 @@ def head(rows: int, cols: int) -> Stream:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (49152, "all weights stay in memory, as rows saves nothing: 14.2 MB could be read by rows, "
-         "but 27.4 MB of room are kept for rows of a prefill step of 128 and of the head, with 4 "
-         "threads; --offload ffn saves more"),
-        (98304, "rows saves 0.9 MB of 56.6 MB of weights: 28.3 MB could be read by rows, but "
-         "27.4 MB of room"),
+        (49152, "all weights stay in memory, as rows saves nothing: 13.5 MiB could be read by "
+         "rows, but 26.1 MiB of room are kept for rows of a prefill step of 128 and of the head, "
+         "with 4 threads; --offload ffn saves more"),
+        (98304, "rows saves 0.9 MiB of 54.0 MiB of weights: 27.0 MiB could be read by rows, but "
+         "26.1 MiB of room"),
         (262144, ""),
     ],
 )  # fmt: skip

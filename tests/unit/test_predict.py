@@ -12,9 +12,10 @@ import pytest
 
 from gemmake import predictions
 from gemmake.errors import UsageError
-from gemmake.hdf import Hdf, load_hdf
+from gemmake.hdf import Hdf, list_targets, load_hdf
+from gemmake.options import Storage
 from gemmake.passes import predict
-from gemmake.passes.cores import CORES, UNPACK, Core
+from gemmake.passes.cores import CORES, UNPACK, Core, Most
 from gemmake.passes.predict import Keep, Machine, Matrices, Range, Work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +162,50 @@ def test_what_is_not_known_has_no_most() -> None:
     assert predict.predict(WORK, MACHINE, 0, 8).assumed == ("bandwidth",)
 
 
+def test_what_was_not_counted_takes_what_the_fastest_core_would() -> None:
+    bounded = replace(MACHINE, cores=(), ceiling=Most(512_000, 64_000))
+    time = predict.prefill(WORK, bounded, 8)
+    assert time is not None
+    groups = 8 * 12 + 4 + WORK.attention(0, 8)
+    assert time.seconds == Range(pytest.approx(groups / 1000), math.inf)  # 1000 groups a second
+    assert time.limit == "arithmetic"
+    floats = replace(WORK, layers=Matrices(8_000, 0, 0, 12), head=Matrices(2_000, 0, 0, 4))
+    slow = predict.prefill(floats, replace(bounded, cores=MACHINE.cores), 8)
+    assert slow is not None
+    seconds = (8 * 12 + 4) / 125 + WORK.attention(0, 8) / 1000
+    assert slow.seconds == Range(pytest.approx(seconds), math.inf)
+    decode = predict.decode(WORK, replace(bounded, bandwidth=None), 0)
+    assert decode is None  # the ceiling alone says nothing of decode, which memory limits
+
+
+def test_no_counted_loop_is_above_the_ceiling() -> None:
+    for name in list_targets():
+        hdf = load_hdf(name)
+        for mode in hdf.power_mode or (None,):
+            found = predict.machine_of(hdf, mode, 8)
+            if found.ceiling is None or not found.cores or hdf.target.os == "bare":
+                continue
+            for wide in (False, True):
+                rate = sum(512 * hertz / core.each(wide) for core, hertz in found.cores)
+                assert rate < found.ceiling.integers
+
+
+def test_memory_alone_says_nothing_of_prompts() -> None:
+    alone = predict.predict(WORK, replace(MACHINE, cores=()), 0, 8)
+    assert alone.prefill is not None
+    assert predictions.prompt_time(alone) is None
+    for known in ({"cores": MACHINE.cores}, {"cores": (), "ceiling": Most(1000, 1000)}):
+        told = predict.predict(WORK, replace(MACHINE, **known), 0, 8)  # type: ignore[arg-type]
+        assert predictions.prompt_time(told) == told.prefill
+    streams = replace(WORK, streamed=6_000, streamed_head=1_000)
+    slow = predict.predict(streams, replace(MACHINE, cores=(), storage=Range(1e4, 2e4)), 0, 8)
+    assert predictions.prompt_time(slow) == slow.prefill
+
+
+def test_every_kind_of_storage_has_a_rate() -> None:
+    assert [kind.value for kind in Storage] == list(predict.STORAGE)
+
+
 def test_loading_and_the_first_token_add_up() -> None:
     found = predict.predict(WORK, MACHINE, 0, 8)
     assert found.cold == Range(12_000 / 4e6, 12_000 / 1e6)
@@ -293,4 +338,6 @@ def test_durations(seconds: Range, text: str) -> None:
 def test_rates() -> None:
     assert predictions.span(Range(0.1, 0.2).inverse()) == "5.0 to 10"
     assert predictions.span(Range(0.001, math.inf).inverse()) == "at most 1,000"
+    assert predictions.span(Range(0.09999, math.inf).inverse()) == "at most 11"
+    assert predictions.duration(Range(0.01299, math.inf)) == "at least 12 ms"
     assert re.fullmatch(r"[\d,]+", predictions.figure(1234.6))
