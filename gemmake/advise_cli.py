@@ -106,6 +106,6 @@ def advise(models: Sequence[str], as_json: bool, debug: bool, **wish: Any) -> No
         given = advice.Wish(quality=quality, effort=effort, **wish)
         found = advice.advise(models, given)
         for line in [advise_report.as_json(found)] if as_json else advise_report.lines(found):
-            click.echo(line)
+            console.echo(line)
         if (failure := advice.nothing_fits(found)) is not None:
             raise failure

@@ -284,7 +284,7 @@ def main(debug: bool, **options: Any) -> None:
         request = asked(**options)
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
-        click.echo(render_result(result))
+        console.echo(render_result(result))
 
 
 @click.command("gemmake keygen", cls=Word)
@@ -300,7 +300,7 @@ def keygen(base: Path, comment: str, debug: bool) -> None:
         from gemmake import signing
 
         key = signing.keygen(base, comment)
-        click.echo(f"SUCCESS: key {key.id.hex()} in {show(str(base))}.key and .pub")
+        console.echo(f"SUCCESS: key {key.id.hex()} in {show(str(base))}.key and .pub")
 
 
 @click.command("gemmake sign", cls=Word)
@@ -313,7 +313,7 @@ def sign(artifact: Path, key: Path, output: Path | None, debug: bool) -> None:
     with command("gemmake", debug):
         from gemmake import signing
 
-        click.echo(signing.sign(artifact, key, output).line())
+        console.echo(signing.sign(artifact, key, output).line())
 
 
 Gemmake.words.update(keygen=keygen, sign=sign, hdf=hdf, advise=advise, engine=engine)

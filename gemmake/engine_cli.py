@@ -62,9 +62,9 @@ def engine(
         from gemmake import amalgamate, crossbuild
 
         if single_file:
-            click.echo("\n".join(amalgamate.write(crossbuild.source_dir(), output)))
+            console.echo("\n".join(amalgamate.write(crossbuild.source_dir(), output)))
             return
         request = crossbuild.Request(targets, libcs or crossbuild.LIBCS, plain_kernels)
         todo = crossbuild.recipes(request)
         built = [crossbuild.build(one, output, console.say) for one in todo]
-        click.echo(crossbuild.table(built))
+        console.echo(crossbuild.table(built))

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from gemmake.errors import ArtifactError, GemError, OutputError, TargetError
+from gemmake.errors import ArtifactError, BudgetError, GemError, OutputError, TargetError
 from gemrun import console
+from gemrun.plain import one_line
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,7 +58,8 @@ def command(tool: str, debug: bool, stopped: str = "start it again") -> Iterator
     except GemError as error:
         if debug:
             raise
-        _leave(tool, str(error), error.exit_code)
+        table = isinstance(error, BudgetError)  # the one that has lines of its own
+        _leave(tool, str(error) if table else one_line(str(error)), error.exit_code)
 
 
 def _leave(tool: str, sentence: str, code: int) -> NoReturn:

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gemmake.errors import TargetError, UsageError
 from gemmake.files import read_small
 from gemmake.options import LEAST_FRACTION
+from gemrun.plain import one_line
 from gemrun.toml_lines import has, line_of
 
 if sys.version_info >= (3, 11):
@@ -499,8 +500,9 @@ def export_schema() -> dict[str, Any]:
 
 
 def show(path: str | os.PathLike[str]) -> str:
-    """A path as text that can always be printed: bytes that are not UTF-8 become U+FFFD."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    """A path as text that can always be printed: bytes that are not UTF-8 become U+FFFD, control
+    characters are escaped."""
+    return one_line(os.fsencode(path).decode("utf-8", "replace"))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 from gemmake.errors import OutputError, TargetError
 from gemmake.failures import command
 from gemrun import console
+from gemrun.plain import one_line
 
 DEBUG = click.option("--debug", is_flag=True, help="Show a traceback on failure.")
 
@@ -43,7 +44,7 @@ def list_boards(debug: bool) -> None:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            click.echo("  ".join(cells).rstrip())
+            console.echo("  ".join(cells).rstrip())
 
 
 def _row(name: str) -> tuple[str, ...]:
@@ -79,16 +80,17 @@ def show_board(board: str, as_json: bool, debug: bool) -> None:
 
         loaded = schema.load_hdf(board)
         if as_json:
-            click.echo(loaded.canonical_json().decode("utf-8"))
+            console.echo(loaded.canonical_json().decode("utf-8"))
             return
         files = schema.files_of(board)
-        click.echo(f"# sha256 without policy: {loaded.sha256().hex()}")
+        console.echo(f"# sha256 without policy: {loaded.sha256().hex()}")
         doubts = loaded.unverified()
         for keys, place, value in leaves(json.loads(loaded.canonical_json())):
             found = schema.origin_of(files, keys)
             doubt = any(place == d or place.startswith((f"{d}.", f"{d}[")) for d in doubts)
-            click.echo(f"{place} = {json.dumps(value, ensure_ascii=False)}  # {_origin(found)}"
-                       f"{', unverified' if doubt else ''}")  # fmt: skip
+            text = json.dumps(value, ensure_ascii=False)
+            told = f"{_origin(found)}{', unverified' if doubt else ''}"
+            console.echo(f"{one_line(place)} = {text}  # {told}")
 
 
 def _origin(found: Any) -> str:
@@ -124,13 +126,13 @@ def check(boards: Sequence[str], debug: bool) -> None:
 
         wrong = [problem for name in boards or list_targets() if (problem := _problem(name))]
         for problem in wrong:
-            click.echo(f"WRONG: {problem}")
+            console.echo(f"WRONG: {one_line(problem)}")
         count = len(boards or list_targets())
         if wrong:
             which = "it" if len(wrong) == 1 else "them"
             raise TargetError(f"{len(wrong)} of {count} descriptions are wrong; correct {which}")
         told = show(boards[0]) if len(boards) == 1 else f"{count} descriptions"
-        click.echo(f"SUCCESS: {told} checked; every number has a source")
+        console.echo(f"SUCCESS: {told} checked; every number has a source")
 
 
 def _problem(name: str) -> str | None:
@@ -163,8 +165,8 @@ def diff(first: str, second: str, debug: bool) -> None:
             for sign, values in (("-", one), ("+", two)):
                 if place in values:
                     text = json.dumps(values[place], ensure_ascii=False)
-                    click.echo(f"{sign} {place} = {text}")
-        click.echo(f"{len(differ)} values differ" if differ else "they are alike")
+                    console.echo(f"{sign} {one_line(place)} = {text}")
+        console.echo(f"{len(differ)} values differ" if differ else "they are alike")
 
 
 @hdf.command("schema", cls=console.Command)
@@ -174,7 +176,7 @@ def schema(debug: bool) -> None:
     with command("gemmake", debug):
         from gemmake.hdf import export_schema
 
-        click.echo(json.dumps(export_schema(), indent=2, sort_keys=True))
+        console.echo(json.dumps(export_schema(), indent=2, sort_keys=True))
 
 
 @hdf.command("probe", cls=console.Command)
@@ -200,4 +202,4 @@ def probe(
 
         measure = None if no_bandwidth else hdf_probe.bandwidth
         kind = machine or hdf_probe.machine()
-        click.echo(hdf_probe.draft(Path(root), kind, name, mib, measure), nl=False)
+        console.echo(hdf_probe.draft(Path(root), kind, name, mib, measure), nl=False)

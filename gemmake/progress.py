@@ -10,6 +10,7 @@ from typing import Protocol
 from rich import progress as rich
 from rich.console import Console
 
+from gemrun.plain import plain
 from gemrun.progress import Progress
 
 
@@ -72,10 +73,10 @@ class Terminal:
     def info(self, sentence: str) -> None:
         """Print the line when --verbose was given; above the bar where both are one terminal."""
         if self._verbose and sys.stdout is not None and sys.stdout.isatty():
-            line = f"INFO: {sentence}"
+            line = f"INFO: {plain(sentence)}"
             self._progress.console.print(line, markup=False, highlight=False)
         elif self._verbose:
-            print(f"INFO: {sentence}", flush=True)
+            print(f"INFO: {plain(sentence)}", flush=True)
 
 
 class Log:
@@ -106,7 +107,7 @@ class Log:
     def info(self, sentence: str) -> None:
         """Print the line when --verbose was given."""
         if self._verbose:
-            print(f"INFO: {sentence}", flush=True)
+            print(f"INFO: {plain(sentence)}", flush=True)
 
 
 @contextmanager

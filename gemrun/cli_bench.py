@@ -12,12 +12,13 @@ from gemrun import __version__, console
 from gemrun.bench import Options, exit_code, measure
 from gemrun.bench_report import Lines, as_json
 from gemrun.errors import BoardWarning, GemRunError
+from gemrun.plain import one_line
 from gemrun.progress import Progress
 
 
 def _fail(text: str, code: int) -> NoReturn:
     """One sentence on stderr, exit code by class."""
-    console.say(f"gembench: {text}")
+    console.say(f"gembench: {one_line(text)}")
     raise click.exceptions.Exit(code)
 
 
@@ -30,7 +31,7 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """As warnings.showwarning, in the command's own words."""
-    console.say(f"gembench: warning: {message}")
+    console.say(f"gembench: warning: {one_line(str(message))}")
 
 
 def _depths(

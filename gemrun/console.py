@@ -20,6 +20,8 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
+from gemrun.plain import one_line, plain
+
 CANCELLED = 130  # Ctrl-C
 NEAR_MOST = 3  # commands and options that are suggested
 NEAR = 0.6  # of difflib's ratio: less is not alike
@@ -73,13 +75,18 @@ def _silence(stream: TextIO) -> None:
 
 
 def say(sentence: str) -> None:
-    """One line on stderr, as far as it takes one."""
+    """One line on stderr, as far as it takes one; what names bring with them is escaped."""
     if sys.stderr is None:
         return
     try:
-        print(sentence, file=sys.stderr, flush=True)
+        print(plain(sentence), file=sys.stderr, flush=True)
     except OSError:
         _silence(sys.stderr)
+
+
+def echo(text: str, nl: bool = True) -> None:
+    """Text on standard output; what names bring with them is escaped. JSON stays JSON."""
+    click.echo(plain(text), nl=nl)
 
 
 class _Ended:
@@ -157,6 +164,7 @@ class _Ended:
 
 
 def _show(error: click.ClickException) -> None:
+    vars(error)["message"] = one_line(error.message)  # as declared it is final
     try:
         error.show()
         if sys.stderr is not None:

@@ -16,6 +16,7 @@ from gemmake.errors import GemError, OutputError
 from gemmake.progress import shown
 from gemrun import console
 from gemrun.format.writer import show
+from gemrun.plain import one_line
 
 FILE = console.FileName(path_type=str)
 
@@ -99,14 +100,14 @@ def check(
     if pair:
         if files or run or keys or as_json:
             raise click.UsageError("--diff takes two artifacts, and no --run, --json or others")
-        sys.exit(_guarded(debug, lambda: diff.print_difference(*pair, click.echo)))
+        sys.exit(_guarded(debug, lambda: diff.print_difference(*pair, console.echo)))
     if not files:
         raise click.UsageError("name an artifact; gemcheck --help lists what else there is")
     refuse_mistaken_word(files[0])
     as_words = render.as_json if as_json else partial(render.as_text, verbose=verbose)
     with shown("gemcheck") as reporter:
         replay = partial(rules.replay, reporter=reporter) if run else None
-        code = _guarded(debug, lambda: rules.report_on(files, replay, as_words, click.echo, keys))
+        code = _guarded(debug, lambda: rules.report_on(files, replay, as_words, console.echo, keys))
     sys.exit(code)
 
 
@@ -126,7 +127,7 @@ def _guarded(debug: bool, body: Callable[[], int]) -> int:
     except GemError as error:
         if debug:
             raise
-        console.say(f"gemcheck: {error}")
+        console.say(f"gemcheck: {one_line(str(error))}")
         return error.exit_code
 
 

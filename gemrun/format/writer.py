@@ -31,6 +31,7 @@ from gemrun.format import spec
 from gemrun.format.files import uncache
 from gemrun.format.sizes import pad
 from gemrun.format.spec import Header, Section, SectionFlag
+from gemrun.plain import one_line
 
 ROOT_TAG = b"gembin root 1"
 PARTIAL = ".partial"
@@ -354,8 +355,8 @@ def blank_tests(count: int) -> bytes:
 
 
 def show(path: str) -> str:
-    """A path for a message; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """A path for a message; bytes that are not UTF-8 and control characters are escaped."""
+    return one_line(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @contextlib.contextmanager
