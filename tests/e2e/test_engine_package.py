@@ -78,6 +78,36 @@ def test_pkg_config_finds_it(prefix: Path, tmp_path: Path, static: bool) -> None
     assert run(tmp_path / "ask", ARTIFACT) == PASSED
 
 
+def readme_line(*words: str) -> str:
+    """The line of the example's README that has all the words."""
+    lines = (EXAMPLE / "README.md").read_text(encoding="utf-8").splitlines()
+    (line,) = (one for one in lines if one.startswith("cc ") and all(w in one for w in words))
+    return line
+
+
+def test_the_shared_library_is_found_again_as_the_readme_builds_it(
+    prefix: Path, tmp_path: Path
+) -> None:
+    line = readme_line("--libs gemrun").replace("-o ask", f"-o {tmp_path}/ask")
+    done = subprocess.run(
+        line, shell=True, capture_output=True, text=True, check=False, cwd=ROOT,
+        env={"PKG_CONFIG_PATH": str(library_folder(prefix) / "pkgconfig"), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert run(tmp_path / "ask", ARTIFACT, LC_ALL="C") == PASSED
+    assert "libgemrun.so.1" in run("readelf", "-d", tmp_path / "ask")
+
+
+def test_the_minimal_engine_runs_as_the_readme_builds_it(single: Path, tmp_path: Path) -> None:
+    line = readme_line("-DGR_MINIMAL").split("#")[0].replace("-o ask", f"-o {tmp_path}/ask")
+    line = line.replace("-Ione", f"-I{single}").replace("one/gemrun.c", f"{single}/gemrun.c")
+    words = line.split()
+    done = subprocess.run([*words, *STRICT], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert run(tmp_path / "ask", ARTIFACT) == PASSED
+    assert "gemrun_generate" not in run("nm", tmp_path / "ask")
+
+
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of gemrun.c, which the command writes."""
