@@ -6,12 +6,15 @@ first needed, and again where a condition of the preprocessor may have left that
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from gemmake import __version__
-from gemmake.errors import UsageError
+from gemmake.errors import OutputError, UsageError
+from gemmake.hdf import show
+from gemrun.format.writer import whole
 
 BEGINS = "/* gemrun.c: the engine of gemrun "
 PUBLIC = "gemrun.h"  # stays a file of its own
@@ -91,11 +94,28 @@ def write(source: Path, output: Path) -> list[str]:
     paths = [output / name for name in ("gemrun.c", *copied)]
     if any(path.exists() or path.is_symlink() for path in paths) and not _made(paths[0]):
         raise foreign(output)
-    output.mkdir(parents=True, exist_ok=True)
-    paths[0].write_text(text_of(csrc), encoding="utf-8")
-    for path in paths[1:]:
-        path.write_bytes((csrc / path.name).read_bytes())
+    contents = [text_of(csrc).encode(), *((csrc / name).read_bytes() for name in copied)]
+    with into(output), contextlib.ExitStack() as together:
+        for path, content in zip(paths, contents, strict=True):
+            together.enter_context(whole(path)).write_bytes(content)
     return [str(path) for path in paths]
+
+
+@contextlib.contextmanager
+def into(output: Path) -> Iterator[None]:
+    """A folder that things are built in; what fails leaves none that was not there. OutputError."""
+    there = output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{show(output)}: {error.strerror}; free some space, or choose another --output"
+        ) from error
+    finally:
+        if not there:
+            with contextlib.suppress(OSError):  # it holds what was built
+                output.rmdir()
 
 
 def _made(path: Path) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmake import __version__, elf
-from gemmake.amalgamate import check_folder, foreign
+from gemmake.amalgamate import check_folder, foreign, into
 from gemmake.errors import TargetError, UsageError
 from gemmake.failures import HostError, Stopped
 from gemmake.hdf import list_targets, load_hdf
@@ -196,8 +196,7 @@ def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
     check_folder(output)
     _refuse_foreign(final)
     say(f"{recipe.name}: building")
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
+    with into(output), tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
         work, made = Path(scratch) / "build", Path(scratch) / "made"
         log.unlink(missing_ok=True)  # a link would be followed
         try:

@@ -23,6 +23,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmake.errors import GemError
+
+if TYPE_CHECKING:
+    from gemmake.crossbuild import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "lock.txt"
@@ -88,14 +94,24 @@ def packages(wheel: Path, extras: str, given: Path | None) -> None:
     run([*command, f"{wheel}[{extras}]" if extras else str(wheel)], "packages of the lock")
 
 
-def engines(folder: Path, targets: Iterable[str]) -> None:
+def recipes(targets: Sequence[str]) -> list[Recipe]:
+    """How the engine is built for each target. Raises GemError where this machine cannot."""
+    from gemmake import crossbuild
+
+    found = crossbuild.recipes(crossbuild.Request(targets)) if targets else []
+    for name in ("cmake", "ninja") if found else ():
+        crossbuild.tool(name)
+    return list(found)
+
+
+def engines(folder: Path, todo: Iterable[Recipe]) -> None:
     """The engine for each target."""
     from gemmake import crossbuild
 
     def say(text: str) -> None:
         print(f"bundle: engine: {text}", flush=True)
 
-    for recipe in crossbuild.recipes(crossbuild.Request(list(targets))):
+    for recipe in todo:
         crossbuild.build(recipe, folder, say)
 
 
@@ -114,21 +130,21 @@ def write_sums(folder: Path) -> list[str]:
 def make(
     output: Path, extras: str, targets: Sequence[str], given: Path | None, scratch: Path
 ) -> Path:
-    """Make the bundle's folder, which replaces an older one of the same version."""
+    """Make the bundle's folder; when it is whole it replaces an older one of the same version."""
+    todo = recipes(targets)  # what cannot be built is refused before anything is fetched
     wheels = scratch / "wheels"
     wheels.mkdir(parents=True)
     wheel = project_wheel(wheels, scratch)
     version = wheel.name.split("-")[1]
-    folder = output / f"{NAME}-{version}"
-    if folder.exists() and not (folder / SUMS).is_file():
-        raise BundleError(f"{folder}: is no bundle; choose another --output")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    final, folder = output / f"{NAME}-{version}", scratch / "bundle"
+    if final.exists() and not (final / SUMS).is_file():
+        raise BundleError(f"{final}: is no bundle; choose another --output")
+    folder.mkdir()
     packages(wheel, extras, given)
     shutil.move(wheels, folder / "wheels")
     source_archive(folder / "sources")
-    if targets:
-        engines(folder / "engine", targets)
+    if todo:
+        engines(folder / "engine", todo)
     shutil.copytree(ROOT / "hdf", folder / "hdf")
     for name in ("README.md", "LICENSE", "requirements/lock.txt"):
         shutil.copy(ROOT / name, folder / Path(name).name)
@@ -136,7 +152,10 @@ def make(
     (folder / "install.sh").write_text(INSTALL.replace("@WHAT@", what), encoding="utf-8")
     (folder / "install.sh").chmod(0o755)
     write_sums(folder)
-    return folder
+    shutil.rmtree(final, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder, final)
+    return final
 
 
 def main() -> int:
@@ -153,12 +172,20 @@ def main() -> int:
     every = ["x86_64", "aarch64", "armv7", "riscv64"]
     targets = [] if given.no_engines else given.targets or every
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        given.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".bundle-", dir=given.output) as scratch:
             folder = make(given.output, given.extras, targets, given.wheels, Path(scratch))
             archive = shutil.make_archive(str(folder), "tar", folder.parent, folder.name)
-    except BundleError as error:
+    except (BundleError, GemError) as error:
         print(f"bundle: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        where = error.filename or given.output
+        print(f"bundle: {where}: {error.strerror}; choose another --output", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bundle: stopped by SIGINT; start it again", file=sys.stderr)
+        return 130
     size = Path(archive).stat().st_size / 1e6
     print(f"bundle: {archive}: {size:.0f} MB; unpack it there and run install.sh DIR")
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,50 @@ def test_it_installs_without_an_index(made: Path, tmp_path: Path) -> None:
         [tmp_path / "env" / "bin" / "gemrun", "--version"], capture_output=True, text=True
     )
     assert "0.1.0" in version.stdout
+
+
+def bundled(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(Path(bundle.__file__)), *map(str, words)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_what_cannot_be_built_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    done = bundled("--output", tmp_path / "dist", "--target", "z80")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("bundle: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert list((tmp_path / "dist").iterdir()) == []
+
+
+def test_an_output_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    done = bundled("--output", tmp_path / "file", "--no-engines")
+    assert done.returncode == 1
+    assert done.stderr == f"bundle: {tmp_path}/file: File exists; choose another --output\n"
+
+
+def test_a_failure_keeps_the_older_bundle_and_stops_no_later_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def project_wheel(wheels: Path, _scratch: Path) -> Path:
+        return Path(shutil.copy(next((made / "wheels").glob("gembin*.whl")), wheels))
+
+    monkeypatch.setattr(bundle, "project_wheel", project_wheel)
+    monkeypatch.setattr(bundle, "source_archive", lambda folder: folder.mkdir())
+    monkeypatch.setattr(bundle, "packages", lambda *_: None)
+    first = bundle.make(tmp_path / "dist", "", [], None, tmp_path / "one")
+    before = (first / bundle.SUMS).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle, "packages", refuse)
+        with pytest.raises(bundle.BundleError):
+            bundle.make(tmp_path / "dist", "", [], None, tmp_path / "two")
+    assert [path.name for path in (tmp_path / "dist").iterdir()] == [first.name]
+    assert (first / bundle.SUMS).read_bytes() == before
+    assert bundle.make(tmp_path / "dist", "", [], None, tmp_path / "three") == first
+
+
+def refuse(*_: object) -> None:
+    raise bundle.BundleError("packages of the lock: no network")

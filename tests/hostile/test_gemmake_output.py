@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,6 +140,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def gemmake(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gemmake.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_engine_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
+    done = gemmake("engine", "--single-file", "--output", small_disk / "engine")
+    refused(done, 7, str(small_disk / "engine"), "No space left on device", "another --output")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_folder_that_is_read_only_is_named(
+    tiny_checkpoint: Callable[..., Path], small_disk: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    done = compiling.gemmake(tiny_checkpoint("llama3"), small_disk / "x.gembin", *FAST)
+    refused(done, 7, f"{small_disk}: not writable; choose another folder")
+    for words, told in (
+        (("engine", "--single-file", "--output", small_disk / "e"), f"{small_disk}/e: Read-only"),
+        (("engine", "--single-file", "--output", small_disk), f"{small_disk}: Read-only"),
+        (("keygen", "--output", small_disk / "k"), f"{small_disk}/k.key: Read-only"),
+    ):
+        refused(gemmake(*words), 7, told)
+    assert list(small_disk.iterdir()) == []
 
 
 def test_a_full_disk_is_named_with_both_sizes(
