@@ -402,22 +402,33 @@ static void check_swap(doctor *d)
     }
 }
 
+/* `there` bytes are available: is that what a control group leaves, not what the machine has? Both
+ * are read while others take and give back, so that they need not be equal. */
+static bool group_limits(const doctor *d, uint64_t there)
+{
+    uint64_t left = gr_port_group_memory(d->root);
+    return left != GR_TOO_BIG && (left <= there || left - there <= 1u << 20);
+}
+
 static void check_memory(doctor *d)
 {
     uint64_t there = gr_port_memory(d->root), wanted = d->wants.total;
+    bool group = there != GR_TOO_BIG && group_limits(d, there);
+    const char *whose = group ? " in the control group" : "";
     if (there == GR_TOO_BIG) {
         say(d, LEVEL_UNKNOWN, "memory", "the system does not tell what is available");
     } else if (there < wanted) {
         d->short_of_memory = true;
-        say(d, LEVEL_BAD, "memory", "%llu bytes are available, the artifact takes %llu: %.1f MiB "
-            "are missing; end other programs (a desktop: systemctl set-default multi-user.target), "
-            "or compile with a smaller --kv-cache-size", (unsigned long long)there,
-            (unsigned long long)wanted, mib(wanted - there));
+        say(d, LEVEL_BAD, "memory", "%llu bytes are available%s, the artifact takes %llu: %.1f MiB "
+            "are missing; %s, or compile with a smaller --kv-cache-size", (unsigned long long)there,
+            whose, (unsigned long long)wanted, mib(wanted - there), group
+            ? "raise its limit (memory.max; MemoryMax= of a unit)"
+            : "end other programs (a desktop: systemctl set-default multi-user.target)");
     } else if (wanted > 0) {
-        say(d, LEVEL_OK, "memory", "%.0f MiB are available, the artifact takes %.1f", mib(there),
-            mib(wanted));
+        say(d, LEVEL_OK, "memory", "%.0f MiB are available%s, the artifact takes %.1f", mib(there),
+            whose, mib(wanted));
     } else {
-        say(d, LEVEL_OK, "memory", "%.0f MiB are available", mib(there));
+        say(d, LEVEL_OK, "memory", "%.0f MiB are available%s", mib(there), whose);
     }
 }
 

@@ -24,6 +24,8 @@ uint64_t gr_port_now(void); /* nanoseconds of a clock that never jumps */
 /* What a new mapping may take: available memory, or what the control groups leave, in bytes.
  * `root` is put before every path ("" but in tests). */
 uint64_t gr_port_memory(const char *root);
+/* Of these what the control groups leave; GR_TOO_BIG: they set no limit. */
+uint64_t gr_port_group_memory(const char *root);
 /* Processors of the thread's affinity mask and of the CPU quota, rounded down, at least 1. */
 uint32_t gr_port_cores(const char *root);
 /* Do the processors that the thread may use differ in speed by more than an eighth? */

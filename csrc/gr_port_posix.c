@@ -289,13 +289,18 @@ static uint64_t least_in_groups(const char *root, const char *controller,
     return least;
 }
 
+uint64_t gr_port_group_memory(const char *root)
+{
+    return least_in_groups(root, "memory", memory_left);
+}
+
 uint64_t gr_port_memory(const char *root)
 {
     char dir[PATH_SIZE];
     snprintf(dir, sizeof dir, "%s/proc", root);
     uint64_t free_kb = file_number(dir, "meminfo", "MemAvailable:", GR_TOO_BIG);
     uint64_t system = gr_mul(free_kb, free_kb == GR_TOO_BIG ? 1 : 1024);
-    uint64_t groups = least_in_groups(root, "memory", memory_left);
+    uint64_t groups = gr_port_group_memory(root);
     return groups < system ? groups : system;
 }
 

@@ -202,6 +202,31 @@ def test_what_is_bad(gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path, tmp_pa
         assert "digests" not in found
 
 
+def test_memory_names_the_control_group_whose_limit_applies(
+    gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path
+) -> None:
+    tree.put("proc/meminfo", "MemTotal: 7511700 kB\nMemAvailable: 7000000 kB")
+    tree.put("proc/self/cgroup", "0::/unit")
+    tree.put("sys/fs/cgroup/unit/memory.max", 100_000)
+    tree.put("sys/fs/cgroup/unit/memory.current", 20_000)
+    level, told = lines(gemrun_cli, tree, artifact, code=1)["memory"]
+    assert level == "bad"
+    begin = "80000 bytes are available in the control group, the artifact takes "
+    assert told.startswith(begin)
+    assert "are missing; raise its limit (memory.max; MemoryMax= of a unit), or compile" in told
+    tree.put("sys/fs/cgroup/unit/memory.max", 1 << 30)
+    assert re.match("1024 MiB are available in the control group, the artifact", told_of(
+        gemrun_cli, tree, artifact))  # fmt: skip
+    tree.put("proc/meminfo", "MemTotal: 7511700 kB\nMemAvailable: 500000 kB")
+    assert told_of(gemrun_cli, tree, artifact).startswith("488 MiB are available, the artifact")
+
+
+def told_of(gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path) -> str:
+    level, told = lines(gemrun_cli, tree, artifact)["memory"]
+    assert level == "ok"
+    return told
+
+
 @pytest.mark.parametrize(
     ("release", "wanted", "level", "part"),
     [
