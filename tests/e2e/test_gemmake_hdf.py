@@ -122,8 +122,8 @@ def test_a_microcontroller_is_refused_before_the_checkpoint_is_read(tmp_path: Pa
         ('inherits = ["rk3566"]\n[memory]\nsize_mib = 1e400\n', "plain numbers and text (line 3)"),
         (
             'inherits = ["rk3566"]\n[[power_mode]]\nid = "fixed"\n\nmem_peak_gbps = -1.0\n',
-            "power_mode[fixed].mem_peak_gbps: input should be greater than or equal to 0.001, not -1.0; "
-            "correct the value (line 5)",
+            "power_mode[fixed].mem_peak_gbps: input should be greater than or equal to 0.001, "
+            "not -1.0; correct the value (line 5)",
         ),
         (
             'inherits = ["rk3588-8gb"]\n[[power_mode]]\nid = "fixed"\nmem_peak_gbps = 44.0\n',
