@@ -109,13 +109,12 @@ def into(output: Path) -> Iterator[None]:
         output.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
+        if not there:
+            with contextlib.suppress(OSError):  # it holds what was built before
+                output.rmdir()
         raise OutputError(
             f"{show(output)}: {error.strerror}; free some space, or choose another --output"
         ) from error
-    finally:
-        if not there:
-            with contextlib.suppress(OSError):  # it holds what was built
-                output.rmdir()
 
 
 def _made(path: Path) -> bool:

@@ -283,8 +283,7 @@ def main(debug: bool, **options: Any) -> None:
             model, target = options["model"], options["target"]
             options["output"] = default_output(model, target, options["bsp_version"])
         request = asked(**options)
-        if note := machine.group_note():
-            console.say(f"gemmake: warning: {note}")
+        machine.warn("gemmake")
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)
         console.echo(render_result(result))

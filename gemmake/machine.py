@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from gemmake.figures import mib
+from gemrun import console
 
 LITTLE = 1 << 30  # bytes; models of 270 million weights take two thirds of it
 V2, V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -45,6 +46,12 @@ def group_note(root: Path = Path("/")) -> str:
         f"the control group leaves {mib(left, 0)}, and the system ends a compile that takes more; "
         "raise its limit (memory.max), or use --workers 1 and --effort fast"
     )
+
+
+def warn(tool: str) -> None:
+    """Say it, if there is something to say."""
+    if note := group_note():
+        console.say(f"{tool}: warning: {note}")
 
 
 def _left(root: Path) -> Iterator[int]:
