@@ -348,6 +348,7 @@ class Temperature(Rule):
     id = "temperature"
     hint = "compile with --throttle-mode aggressive, or a lower --temperature-threshold"
     heeded = "the artifact's throttle mode begins at the limit already; the threshold is above it"
+    late = "the kernel throttles first; compile with a lower --temperature-threshold"
 
     def check(self, subject: Subject) -> Finding:
         """A threshold above the continuous limit is a warning, unless the target's policy has it.
@@ -360,6 +361,10 @@ class Temperature(Rule):
             return self.ok("Temperature threshold not set (the kernel's trips apply)")
         text = f"Temperature threshold {threshold:g}\u00b0C"
         if limit == 0:
+            board = subject.hdf.thermal
+            if board is not None and threshold >= board.hw_passive_c:
+                text += f" is not below the kernel's passive trip ({board.hw_passive_c:g}\u00b0C)"
+                return replace(self.warn(text), hint=self.late)
             return self.ok(f"{text} (the target states no limit for continuous load)")
         if threshold <= limit:
             return self.ok(f"{text} within device spec for continuous load (max {limit:g}\u00b0C)")

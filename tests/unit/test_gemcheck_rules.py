@@ -96,6 +96,27 @@ def test_temperature(
 
 
 @pytest.mark.parametrize(
+    ("trip", "mark", "text"),
+    [
+        (95.0, Severity.WARNING, "95\u00b0C is not below the kernel's passive trip (95\u00b0C)"),
+        (95.1, Severity.OK, "95\u00b0C (the target states no limit for continuous load)"),
+        (None, Severity.OK, "states no limit"),
+    ],
+)
+def test_a_threshold_that_the_kernel_never_lets_it_reach(
+    write: Callable[[make.Golden], Path], trip: float | None, mark: Severity, text: str
+) -> None:
+    """Of a board without a limit for continuous load, too."""
+    trips = None if trip is None else {"zones": [], "hw_passive_c": trip, "hw_critical_c": 110.0}
+    golden = hdf_with(make.build(make.INT4), thermal=trips)
+    stored = Thermal(threshold_c=95.0)
+    report = check_file(write(changed(golden, thermal=stored)))
+    assert severity(report, "temperature") is mark
+    assert text in line(report, "temperature")
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("asked", "policy", "mark"),
     [
         (None, 80.1, Severity.OK),  # nobody chose: what the board's own policy says
