@@ -160,6 +160,14 @@ def test_the_readme_lists_the_board(name: str) -> None:
         assert f"`{field}`" in row
 
 
+@pytest.mark.parametrize("name", hdf.list_targets())
+def test_instruction_sets_have_a_source(name: str) -> None:
+    """They are no numbers, and a board may be said to have what nobody looked up all the same."""
+    board = hdf.load_hdf(name)
+    if board.target.features and not board.generic and board.target.os == "linux":
+        assert board.origin("target.features") is not None
+
+
 def test_facts_of_some_boards() -> None:
     peak = {
         name: mode.mem_peak_gbps for name in BOARDS if (mode := hdf.load_hdf(name).default_mode)
