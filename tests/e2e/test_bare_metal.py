@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_a_board_prints_the_digest_of_the_host(
     assert facts.findall(text) == facts.findall(wanted[name])
     size = subprocess.run(["size", str(tmp_path / f"{board}.elf")], capture_output=True, text=True)
     print(f"{board}, {name}: {text}{size.stdout}")
+
+
+def test_a_model_of_one_s_own(
+    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The README's way: compiled for a class of boards, as gemmake has no plan for firmware."""
+    options = ("--target", "generic-armv7", "--effort", "fast", "--kv-cache-size", "64")
+    path = artifact_cache(tiny_checkpoint("llama3"), *options)
+    host, board = (said(name, path, tmp_path / name) for name in ("host", "an547"))
+    assert board == host
+    assert re.search(r"^test vectors passed: [1-9]", host, re.M), host
 
 
 @pytest.mark.parametrize("flags", M55_FLAGS)
