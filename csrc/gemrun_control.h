@@ -89,11 +89,12 @@ GEMRUN_API gemrun_status gemrun_rollback(gemrun_handle_t *h, const char *warmup_
 GEMRUN_API gemrun_status gemrun_handle_disable(gemrun_handle_t *h);
 GEMRUN_API gemrun_status gemrun_handle_enable(gemrun_handle_t *h, const char *warmup_prompt);
 
-/* Pace: steps take at most duty/1000 of the time, idle time between requests counted up to a fifth
- * of a second. duty 0: no step until it is raised. threads 0: as opened. Prompts and tokens have a
- * pace of their own. Takes effect at the next step, wakes a sleeping one. The daemon's pace and
- * this one both hold: the lower duty, the fewer threads. Tests and warm-up of a replacement are not
- * paced: it has to come to its end although a pace of 0 holds the requests. */
+/* Pace: steps take at most duty/1000 of the time on the processor, idle time between requests
+ * counted up to a fifth of a second. duty 0: no step until it is raised. threads 0: as opened.
+ * Prompts and tokens have a pace of their own. Takes effect at the next step, wakes a sleeping
+ * one. The daemon's pace and this one both hold: the lower duty, the fewer threads. Tests and
+ * warm-up of a replacement are not paced: it has to come to its end although a pace of 0 holds the
+ * requests. */
 GEMRUN_API gemrun_status gemrun_handle_pace(gemrun_handle_t *h, uint32_t duty, uint32_t threads,
                                             uint32_t prefill_duty, uint32_t prefill_threads);
 GEMRUN_API gemrun_status gemrun_handle_get_stats(gemrun_handle_t *h, gemrun_handle_stats *out);

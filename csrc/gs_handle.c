@@ -56,19 +56,28 @@ static void leave(gemrun_handle_t *h)
 
 /* ---- pace: under the handle's lock ---- */
 
+/* Processor time of this thread: of a team's threads all work as long as the caller's. */
+static uint64_t used_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 /* Time without a request counts as sleep. */
 static void begin_request(gs_pace *p)
 {
     uint64_t now = gs_now();
     p->owed = gs_owed(p->owed - (int64_t)(now - p->since));
     p->since = now;
+    p->used = used_now();
 }
 
 static void end_request(gs_pace *p, const gs_share *s)
 {
     uint64_t now = gs_now();
     if (s->duty > 0)
-        p->owed = gs_owed(p->owed + gs_sleep_of(s->duty, now - p->since));
+        p->owed = gs_owed(p->owed + gs_rest_of(s->duty, now - p->since, used_now() - p->used));
     p->since = now;
 }
 
@@ -87,12 +96,12 @@ static void keep_pace(gemrun_handle_t *h, const gs_model *m, uint64_t until, con
                       const gs_share *to)
 {
     gs_pace *p = &h->pace;
-    uint64_t ended = gs_now(), busy = ended - p->since;
+    uint64_t ended = gs_now(), busy = ended - p->since, used = used_now() - p->used;
     int64_t before = p->owed, slept = 0;
     for (;;) {
         bool may = to->duty > 0;
         uint32_t duty = s->duty > 0 ? s->duty : to->duty;
-        int64_t owed = may ? before + gs_sleep_of(duty, busy) : INT64_MAX;
+        int64_t owed = may ? before + gs_rest_of(duty, busy, used) : INT64_MAX;
         uint64_t now = gs_now();
         bool late = until > 0 && now >= until;
         slept = (int64_t)(now - ended);
@@ -106,6 +115,7 @@ static void keep_pace(gemrun_handle_t *h, const gs_model *m, uint64_t until, con
     }
     h->asleep = false;
     p->since = gs_now();
+    p->used = used_now();
 }
 
 /* ---- requests ---- */
@@ -617,6 +627,7 @@ static void set_pace(gemrun_handle_t *h, gs_shares *whose, gs_shares shares)
 {
     pthread_mutex_lock(&h->lock);
     *whose = shares;
+    h->pace.owed = h->pace.owed > 0 ? h->pace.owed : 0; /* nothing saved up under another pace */
     gs_heed_heat(h);
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);

@@ -40,6 +40,7 @@ typedef struct gs_pace {
     gs_shares own, daemon; /* the program's, the daemon's .. */
     gs_shares heat, now;   /* .. the ladder's while there is no daemon, and the lowest of all */
     uint64_t since;    /* begin of the step in flight, or of the time without a request */
+    uint64_t used;     /* processor time of the caller's thread at the begin of the step */
     int64_t owed;      /* nanoseconds of sleep; below 0: slept ahead */
 } gs_pace;
 

@@ -22,6 +22,7 @@
 #include "gs_channel.h"
 #include "gs_handle.h"
 #include "gs_json.h"
+#include "gs_pace.h"
 #include "image.h"
 
 enum { TOKENS = 12, VERSIONS = 2, CLIENTS = 6 };
@@ -585,6 +586,10 @@ static int spin(void *user, int32_t token, const char *text, size_t size)
  * rest may be saved up. A machine that is busy otherwise only makes the share smaller. */
 static void test_duty(void)
 {
+    CHECK(gs_rest_of(500, 80, 80) == 80 && gs_rest_of(250, 80, 80) == 240);
+    CHECK(gs_rest_of(500, 80, 40) == 0);   /* the processor was another's for half of it */
+    CHECK(gs_rest_of(500, 80, 10) == -60); /* and more than was owed */
+    CHECK(gs_rest_of(1000, 80, 10) == 0);  /* where none is owed none is saved up */
     gemrun_handle_t *h = NULL;
     gemrun_config c = config_of(1);
     CHECK(gemrun_handle_open(&h, paths[0], &c) == GEMRUN_OK);
