@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,7 @@ class Daemon:
             config.sensors.external_max_age_s,
             mqtt=bool(config.mqtt.host),
         )
+        self.sensors.on_topics = self._retap
         self.power = power_.Power(root)
         self.powerd = PowerdClient(config.sensors.powerd_socket)
         self.throttle = Throttle(
@@ -295,15 +296,20 @@ class Daemon:
                 slot.move("disable", "disabled before the start")
                 model.current = slot
 
+    def _taps(self) -> dict[str, Callable[[bytes], None]]:
+        """Topics of sensors, and who takes what comes."""
+        return {topic: functools.partial(self.sensors.feed, topic) for topic in self.sensors.topics}
+
+    def _retap(self) -> None:
+        """Other sensors are named."""
+        if self.bridge is not None:
+            self.bridge.listen(self._taps())
+
     async def _mqtt(self) -> None:
-        taps = {
-            topic: (lambda payload, topic=topic: self.sensors.feed(topic, payload))
-            for topic in self.sensors.topics
-        }
         service: Service = self.api
         if self.config.mqtt.require_signed:
             service = SignedOnly(service, self.models, lambda n: self.attached_named(n) is not None)
-        self.bridge = mqtt.make_bridge(self.config.mqtt, service, self.hub, taps=taps)
+        self.bridge = mqtt.make_bridge(self.config.mqtt, service, self.hub, taps=self._taps())
         try:
             await self.bridge.run(self.stop)
         finally:

@@ -605,6 +605,7 @@ class Sensors:
         self._root, self._wanted = root, tuple(zones)
         self._max_age_s, self._clock, self._wait_s = max_age_s, clock, wait_s
         self._mqtt = mqtt
+        self.on_topics: Callable[[], None] = lambda: None  # other ones are to be subscribed to
         self._sources: dict[str, Source] = {}
         self._readers: dict[str, _Reader] = {}
         self._rhythms: dict[str, _Rhythm] = {}
@@ -649,8 +650,10 @@ class Sensors:
         for spec, source in new.items():
             if not isinstance(source, _Topic):
                 self._readers.setdefault(spec, _Reader(source))
-        self._sources = new
+        before, self._sources = self.topics, new
         self._rhythms = {spec: self._rhythms.get(spec, _Rhythm()) for spec in new}
+        if self.topics != before:
+            self.on_topics()
 
     def demand(self, specs: Sequence[str]) -> None:
         """Refuse chips and devices that this machine has not: nobody plugs them in while it waits.

@@ -88,6 +88,8 @@ class Bridge:
     ) -> None:
         self._config, self._service, self._hub, self._clock = config, service, hub, clock
         self._taps, self._grace_s = dict(taps or {}), grace_s
+        self._heard: set[str] = set()  # of their topics, those that the broker knows of
+        self._retapped = asyncio.Event()
         self.topics = Topics(config.site, device_name(config), config.groups, reply_prefix)
         self._outbox = Outbox()
         replies = Replies(config.reply_cache_s, time.monotonic)
@@ -106,6 +108,11 @@ class Bridge:
         self._gaps = 0  # events that the hub dropped before we saw them
         self._told_lost = 0
         self._connections = 0
+
+    def listen(self, taps: Mapping[str, Tap]) -> None:
+        """Listen to these topics of others from now on, and to none that was named before."""
+        self._taps = dict(taps)
+        self._retapped.set()
 
     def info(self) -> dict[str, Any]:
         """For `daemon.info`, doctor and metrics; `reason` is empty while connected."""
@@ -283,6 +290,7 @@ class Bridge:
         await self._announce(link)
         lost = asyncio.ensure_future(link.lost())
         senders = [asyncio.ensure_future(self._send(link)) for _ in range(SENDERS)]
+        senders.append(asyncio.ensure_future(self._tap(link)))
         stopping = asyncio.ensure_future(stop.wait())
         everything: list[asyncio.Future[Any]] = [lost, stopping, *senders]
         try:
@@ -300,9 +308,9 @@ class Bridge:
             await asyncio.gather(*everything, return_exceptions=True)
 
     async def _announce(self, link: Link) -> None:
+        self._heard |= set(self._taps)
         for topic in (*self.topics.commands(), *self._taps):
-            if not await link.listen(topic):
-                self._dispatcher.note("subscription")
+            await self._subscribe(link, topic)
         self._reason, self._clean, self._state = "", False, None
         self._down.clear()
         self._up.set()
@@ -320,6 +328,27 @@ class Bridge:
         self._hub.publish("mqtt.connected", **news)
         self._publish_stats()
         self._refresh()
+
+    async def _subscribe(self, link: Link, topic: str) -> None:
+        if not await link.listen(topic):
+            self._dispatcher.note("subscription")
+
+    async def _tap(self, link: Link) -> LinkError:
+        """Subscribe to what is to be heard besides, and leave the rest, until that fails."""
+        while True:
+            await self._retapped.wait()
+            self._retapped.clear()
+            wanted = set(self._taps)
+            try:
+                for topic in wanted - self._heard:
+                    self._heard.add(topic)
+                    await self._subscribe(link, topic)
+                for topic in self._heard - wanted:
+                    await link.leave(topic)
+                    self._heard.discard(topic)
+            except LinkError as error:
+                self._retapped.set()  # the next connection goes on
+                return error
 
     async def _send(self, link: Link) -> LinkError:
         """Publish what waits, one after the other, until that fails."""

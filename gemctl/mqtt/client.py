@@ -271,6 +271,13 @@ class Link(aiomqtt.Client):
             raise _lost(error) from None
         return all((code if isinstance(code, int) else code.value) < REFUSED for code in codes)
 
+    async def leave(self, topic: str) -> None:
+        """End a subscription. Raises LinkError."""
+        try:
+            await self.unsubscribe(topic)
+        except aiomqtt.MqttError as error:
+            raise _lost(error) from None
+
     async def send(self, item: Item) -> None:
         """Publish, and wait for the broker's word with QoS 1. Raises LinkError."""
         properties = None

@@ -261,3 +261,39 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
         assert what in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
     assert daemon.call("stats")["v"] == 1
+
+
+def test_a_sensor_s_topic_that_is_named_later_is_heard(broker: Broker, daemon: Daemon) -> None:
+    """Over the broker's death and the daemon's, until another one is named."""
+
+    def measured(topic: str, celsius: float) -> float | None:
+        async def publish() -> None:
+            async with client(broker) as sensor:
+                await sensor.client.publish(topic, f"{celsius}")
+
+        asyncio.run(publish())
+        found: float | None = daemon.call("throttle.get")["temp_c"]
+        return found
+
+    def heard(topic: str, celsius: float) -> None:
+        wait_for(lambda: measured(topic, celsius) == celsius)
+
+    assert measured("sensors/hall", 41.5) is None
+    daemon.call("throttle.set", external=["mqtt:sensors/hall"])
+    heard("sensors/hall", 41.5)
+    broker.stop(signal.SIGKILL)
+    wait_for(lambda: not daemon.call("daemon.info")["mqtt"]["connected"])
+    broker.start()
+    connected(daemon)
+    heard("sensors/hall", 42.5)
+    daemon.stop()
+    daemon.start()
+    connected(daemon)
+    heard("sensors/hall", 43.5)
+    daemon.call("throttle.set", external=["mqtt:sensors/yard"])
+    heard("sensors/yard", 44.5)
+    assert measured("sensors/hall", 45.5) != 45.5
+    refused = daemon.call("daemon.info")["mqtt"]["commands"].get("rejected", 0)
+    daemon.call("throttle.set", external=[])
+    wait_for(lambda: measured("sensors/yard", 46.5) is None)
+    assert daemon.call("daemon.info")["mqtt"]["commands"].get("rejected", 0) == refused
