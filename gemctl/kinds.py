@@ -283,7 +283,9 @@ def usage(error: click.ClickException) -> str:
     elif isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
         what = f"{error.option_name}: its value is missing; {_remedy(ctx, [])}"
     elif extra:
-        what = f"{extra[1]}: too many words; usage: {_usage(ctx)}"
+        meant = _values_of(extra[1], ctx)
+        remedy = _remedy(ctx, meant) if meant else f"usage: {_usage(ctx)}"
+        what = f"{extra[1]}: too many words; {remedy}"
     else:
         what = f"{error.message.rstrip('.')}; {_remedy(ctx, [])}"
     place = _path(ctx).partition(" ")[2]
@@ -297,6 +299,24 @@ def _meant(error: console.NoSuchCommand, ctx: click.Context | None) -> list[str]
     if verb is not None and not error.near:
         return [f"{_path(ctx)} {verb} {error.word}"]
     return [f"{_path(ctx)} {word}" for word in error.near]
+
+
+def _values_of(words: str, ctx: click.Context | None) -> list[str]:
+    """Options whose value a word can be that stands without one: of `throttle 75` --temp 75."""
+    if ctx is None or " " in words:
+        return []
+    options = [p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option)]
+    kinds = [o for o in options if isinstance(o.type, (Number, Span, Word)) and not o.hidden]
+    found = [f"{o.opts[0]} {words}" for o in kinds if _takes(o, words, ctx)]
+    return found if len(found) <= 2 else []  # any more are no hint
+
+
+def _takes(option: click.Option, word: str, ctx: click.Context) -> bool:
+    try:
+        option.type.convert(word, option, ctx)
+    except click.ClickException:
+        return False
+    return True
 
 
 def _path(ctx: click.Context | None) -> str:

@@ -141,12 +141,16 @@ def blocks_of(values: list[float | None], width: int) -> list[float | None]:
     return [sum(part) / len(part) if part else None for part in known]
 
 
+def blocks(found: dict[str, Any], width: int = 1) -> str:
+    """What a block of a history's line is, of so many of its values."""
+    return f"means of {found['step_s'] * width} s, newest right"
+
+
 def history(found: dict[str, Any]) -> str:
     """gemctl stats --history: a line a series."""
     count = max((len(values) for values in found["series"].values()), default=1)
     width = max(1, -(-count // BLOCKS_MOST))
-    blocks = f"{found['step_s'] * width} s a block, newest right"
-    rows = [["series", "unit", "least", "most", "newest", blocks]]
+    rows = [["series", "unit", "least", "most", "newest", blocks(found, width)]]
     for name, values in found["series"].items():
         known = [value for value in values if value is not None]
         if known:

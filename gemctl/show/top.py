@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import select
 import shutil
 import sys
@@ -19,12 +20,12 @@ from gemctl.session import Session
 from gemctl.show import render
 
 CLEAR, HOME, HIDE, SHOW = "\x1b[2J", "\x1b[H", "\x1b[?25l", "\x1b[?25h"
-SERIES = (
-    ("temp_c", "temperature", "C"),
-    ("throughput_tps", "throughput", "tokens/s"),
-    ("throttle_level", "throttle level", ""),
-    ("duty", "duty", ""),
-    ("power_w", "power", "W"),
+SERIES = (  # of the history, its name and unit, and where the figures of now have it
+    ("temp_c", "temperature", "C", ("temp_c",)),
+    ("throughput_tps", "throughput", "tokens/s", ("throughput_tps",)),
+    ("throttle_level", "throttle level", "", ("throttle", "level")),
+    ("duty", "duty", "", ("throttle", "duty")),
+    ("power_w", "power", "W", ("power_w",)),
 )
 
 
@@ -32,12 +33,14 @@ def picture(stats: dict[str, Any], history: dict[str, Any], events: list[str], w
     """The whole screen as text, no line wider than `width`."""
     lines = [render.stats(stats), ""]
     room = max(10, width - 40)
-    for key, name, unit in SERIES:
+    lines.append(f"{'':<15}{'now':>18}  {render.blocks(history)}")
+    for key, name, unit, place in SERIES:
         values = history["series"].get(key, [])[-room:]
         known = [value for value in values if value is not None]
         if known:
             spark = render.sparkline(values, min(known), max(known))
-            lines.append(f"{name:<15}{render.number(known[-1], unit):>18}  {spark}")
+            now = functools.reduce(dict.__getitem__, place, stats)
+            lines.append(f"{name:<15}{render.number(now, unit):>18}  {spark}")
     lines += ["", *events[-6:]]
     return "\n".join(line[:width] for text in lines for line in text.split("\n"))
 

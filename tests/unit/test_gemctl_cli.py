@@ -186,6 +186,7 @@ def test_texts_for_people() -> None:
     assert "in 30 s 74.2 C" in text
     history = {"step_s": 10, "series": {"temp_c": [50.0, None, 60.0], "empty": [None]}}
     assert "▁ █" in render.history(history)
+    assert "means of 10 s, newest right" in render.history(history)
     assert "nothing yet" in render.history({"step_s": 10, "series": {}})
     checks = [{"level": "bad", "name": "worker", "text": "not found"}]
     assert "✗ worker" in render.doctor({"checks": checks})
@@ -200,9 +201,19 @@ def test_an_hour_is_drawn_whole_in_one_line() -> None:
     assert render.blocks_of(values, 6) == [float(number) for number in range(60)]
     assert render.blocks_of([1.0, None, 3.0, None], 2) == [1.0, 3.0]
     shown = render.history({"step_s": 10, "series": {"temp_c": values}})
-    assert "60 s a block" in shown
+    assert "means of 60 s, newest right" in shown
     assert sum(shown.count(block) for block in render.BLOCKS) == 60
     assert "of all models" in render.stats(STATS)
+
+
+def test_top_shows_what_is_now_beside_the_means() -> None:
+    """A mean of ten seconds lags by degrees while a board heats up: it is not shown as of now."""
+    history = {"step_s": 10, "series": {"temp_c": [50.0, 52.5], "duty": [0.5], "power_w": [9.0]}}
+    lines = top.picture(STATS, history, [], 80).split("\n")
+    head = next(line for line in lines if "means of 10 s, newest right" in line)
+    assert head.split()[0] == "now"
+    shown = {line.split()[0]: line.split()[1] for line in lines[lines.index(head) + 1 :] if line}
+    assert shown == {"temperature": "61.0", "duty": "0.8", "power": "-"}  # no mean stands in
 
 
 @pytest.mark.parametrize("value", [None, 0, 1.25])
