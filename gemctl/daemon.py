@@ -101,6 +101,7 @@ class Daemon:
         self.models.on_phase = self.throttle.phase_changed
         self.api = Api(self)
         self.models.on_attached = functools.partial(handover.resume, self.models)
+        self.throttle.attached = lambda: bool(self.models.programs)
         self.bridge: Any = None
         self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []

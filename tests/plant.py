@@ -163,13 +163,13 @@ class Trace:
         powers = [power for time, power in pairs if time >= after_s]
         return sum(powers) / len(powers)
 
-    def minutes_w(self, after_s: float = 0.0) -> list[float]:
-        """Means of the power over whole minutes."""
-        minutes: dict[int, list[float]] = {}
-        for time, power in zip(self.time_s, self.power_w, strict=True):
-            if time >= after_s:
-                minutes.setdefault(int((time - after_s) // 60.0), []).append(power)
-        return [sum(powers) / len(powers) for powers in minutes.values()]
+    def means_w(self, width_s: float, after_s: float = 0.0) -> list[float]:
+        """Means of the power over whole steps of `width_s`; a tick's power holds for all of it."""
+        ticks = max(1, round(width_s / (self.time_s[1] - self.time_s[0])))
+        pairs = zip(self.time_s, self.power_w, strict=True)
+        powers = [power for time, power in pairs if time > after_s]
+        whole = range(0, len(powers) - ticks + 1, ticks)
+        return [sum(powers[i : i + ticks]) / ticks for i in whole]
 
     def level_changes(self, after_s: float = 0.0) -> int:
         """How often the level changed."""
@@ -210,6 +210,7 @@ def run(
             readings(plant),
             plant.meter_w() if power_known else None,
             around if ambient_known else None,
+            busy=busy(plant.now_s) > 0.0,
         )
         decision = controller(inputs, actuators)
         power = plant.board.power_w(decision, busy(plant.now_s))

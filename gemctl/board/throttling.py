@@ -77,6 +77,8 @@ class Throttle:
         self._reasons: dict[str, str] = {}  # why a sensor gives no value
         self._energy: deque[tuple[float, float, int]] = deque()  # (time, joules, tokens)
         self._long_step: float | None = None
+        self._tokens = 0  # made up to the last tick
+        self.attached: Callable[[], bool] = lambda: False  # whether programs work elsewhere
 
     # ---- what is wanted ----
 
@@ -250,6 +252,7 @@ class Throttle:
             power_w=self.reading.power_w,
             ambient_c=self.config.throttle.ambient_c,
             step_time_trend=self._trend(),
+            busy=self._busy(),
         )
         before = self.decision
         in_force = self._in_force()
@@ -308,6 +311,14 @@ class Throttle:
         before = self._long_step
         self._long_step = step if before is None else before + TREND_MEMORY * (step - before)
         return step / self._long_step - 1.0
+
+    def _busy(self) -> bool | None:
+        """Whether there is work now, or was since the last tick; None: programs that attached have
+        requests of their own."""
+        before, self._tokens = self._tokens, self.models.tokens()
+        if self.models.working() or self._tokens != before:
+            return True
+        return None if self.attached() else False
 
     def _tell(self, before: core.Decision | None, now: core.Decision, well: frozenset[str]) -> None:
         """Events of a tick. A sensor whose fault is gone because it is gone is not well."""

@@ -271,6 +271,7 @@ class Predictor:
     line_error: float = 0.0
     scores: int = 0
     ambient_c: float | None = None
+    lowest_c: float = math.inf  # that was read so far
     power_w: float | None = None  # mean over the last FIT_S
     chip_w: float | None = None  # as the chip has come to feel it
     tau_known: float | None = None  # from a calibration
@@ -316,7 +317,16 @@ class Predictor:
         line = self.line_ahead(temp_c, horizon_s)
         weight = self.confidence
         model = self._model_ahead(temp_c, horizon_s) if weight > 0.0 else line
-        return weight * model + (1.0 - weight) * line + trend_c(step_time_trend)
+        mixed = weight * model + (1.0 - weight) * line
+        return max(mixed, self._floor(temp_c, horizon_s)) + trend_c(step_time_trend)
+
+    def _floor(self, temp_c: float, horizon_s: float) -> float:
+        """What nothing cools down below: the air, as it goes on; where that is not known, the
+        lowest that was read."""
+        if self.ambient_c is None:
+            return min(temp_c, self.lowest_c)
+        going = min(0.0, (self.ambient_line.slope or 0.0) * horizon_s)
+        return min(temp_c, self.ambient_c + going)
 
     def observe(
         self,
@@ -328,7 +338,9 @@ class Predictor:
         """The predictor after one more reading."""
         following = self._surround(now_s, ambient_c)
         own = temp_c - following.lagged_c if following.ambient_c is not None else temp_c
-        following = replace(following, line=following.line.add(now_s, own), seen_s=now_s)
+        lowest = min(self.lowest_c, temp_c)
+        line = following.line.add(now_s, own)
+        following = replace(following, line=line, seen_s=now_s, lowest_c=lowest)
         if power_w is None:
             return replace(following, window=Window(), power_w=None, chip_w=None, pending=())
         seconds = 0.0 if self.seen_s is None else max(0.0, now_s - self.seen_s)

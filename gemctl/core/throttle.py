@@ -47,12 +47,18 @@ URGENT_C = 1.0  # so far above it the ladder goes on although its rung has more 
 DUTY_LEAST = 0.05
 DUTY_DOWN = 0.2  # per second
 DUTY_UP = 0.05
+NARROW_C = 8.0  # so far below the threshold the duty begins to grow more slowly
+UP_LEAST = 0.3  # of DUTY_UP, at the threshold
 TICK_MOST_S = 5.0  # a longer gap between ticks counts as this
 LEAD_S = 10.0  # the duty controller looks so far ahead: the line through 20 s is 10 s old
 LAG_S = 15.0  # closed loop: time in which the duty controller makes good most of an error
 DEGREES_PER_DUTY = 25.0  # at rest, when neither power nor resistance is known
 GAIN = 0.2  # duty per degree; what is known of the machine changes it at most by a factor of two
+NEAR_C = 0.5  # so near to its aim the duty controller is slower: what it sees there is noise
+NEAR_SHARE = 0.25  # of its gain
 FILTER_S = 10.0  # of power and duty, for the feed-forward
+IDLE_S = 10.0  # without work: the chip has cooled down to its heat sink
+LOAD_RISE_C = 12.0  # of the chip over its heat sink in the first seconds of a full load, at most
 
 STALE_S = 5.0
 PLAUSIBLE_C = (-40.0, 150.0)
@@ -85,6 +91,7 @@ class Inputs:
     power_w: float | None = None  # of the whole machine
     ambient_c: float | None = None
     step_time_trend: float | None = None  # growth of the time per token: 0.1 = 10 % longer
+    busy: bool | None = None  # is there work; None = not known
 
 
 @dataclass(frozen=True)
@@ -245,6 +252,7 @@ class State:
     fault_s: float = -math.inf  # when a sensor was last at fault
     power_w: float | None = None  # both filtered alike
     duty_mean: float = 1.0
+    idle_s: float | None = -math.inf  # since when there has been no work; None = there is some
     tracks: tuple[Track, ...] = ()
     predictor: predict.Predictor = field(default_factory=predict.new_predictor)
     outside: predict.Trend = field(default_factory=predict.Trend)  # hottest, external ones included
@@ -280,7 +288,9 @@ def tick(
     """The next state, and what to do until the next tick."""
     now = inputs.now_s
     seconds = 0.0 if state.last_s is None else min(TICK_MOST_S, max(0.0, now - state.last_s))
-    state = replace(state, tracks=_follow(state.tracks, inputs), last_s=now)
+    state = replace(
+        state, tracks=_follow(state.tracks, inputs), idle_s=_idle_since(state, inputs), last_s=now
+    )
     faults = _faults(state.tracks, inputs.readings)
     if settings.mode == "off":
         state = replace(state, level=0, duty=1.0, integral=None, fault_s=-math.inf)
@@ -301,6 +311,8 @@ def tick(
         state, level, why = _climb(state, view, limit, rungs, settings, now, bool(faults))
         state = _to(state, level, now, actuators)
     state = _pace(state, view, limit, settings, seconds, by_fault)
+    if _idle(state) and state.duty < _duty_most(settings, by_fault) and state.level < PAUSE:
+        why = f"{why}; idle, the next load begins at {100 * state.duty:.0f} %"
     return state, _decide(state, actuators, settings, view, by_fault, faults, why)
 
 
@@ -386,7 +398,8 @@ def _look(
     if any(reading.external for reading in inputs.readings):
         outside = state.outside.add(inputs.now_s, hottest)
         state = replace(state, outside=outside)
-        alone = predict.Predictor(line=outside, tau_known=seen.tau_known)
+        lowest = min(seen.lowest_c, hottest)
+        alone = predict.Predictor(line=outside, tau_known=seen.tau_known, lowest_c=lowest)
         other = _view(alone, hottest, horizon, trend)
         view = View(*(max(a, b) for a, b in zip(_values(view), _values(other), strict=True)))
     return state, view
@@ -554,6 +567,12 @@ def _pace(
     """The duty moves to what the controller wants, no faster than its slew limits."""
     most = _duty_most(settings, by_fault)
     least = min(most, _duty_least(state.level, settings))
+    ahead = settings.horizon_s * PROFILES[settings.mode].ahead > 0.0 and state.level < PAUSE
+    if view is not None and limit is not None and ahead and _idle(state):
+        # No load is seen yet, and the next one heats the chip before a sensor can tell.
+        pace = _duty_least(max(1, state.level), settings)
+        first = min(most, max(pace, _first_duty(view, limit)))
+        return replace(state, duty=min(first, state.duty + DUTY_UP * seconds), begin=None)
     if view is None or limit is None:
         wanted = min(state.duty, most) if limit is not None else most
     elif state.level == 0:
@@ -562,8 +581,40 @@ def _pace(
         state, wanted = replace(state, integral=None), least
     else:
         state, wanted = _control(state, view, limit, settings, seconds, least, most)
-    low, high = state.duty - DUTY_DOWN * seconds, state.duty + DUTY_UP * seconds
+    low, high = state.duty - DUTY_DOWN * seconds, state.duty + _up(view, limit) * seconds
     return replace(state, duty=min(1.0, max(DUTY_LEAST, min(high, max(low, wanted)))))
+
+
+def _up(view: View | None, limit: float | None) -> float:
+    """How fast the duty may grow, per second: what it adds shows in a sensor seconds later."""
+    if view is None or limit is None:
+        return DUTY_UP
+    return DUTY_UP * min(1.0, max(UP_LEAST, (limit - view.temp_c) / NARROW_C))
+
+
+def _idle_since(state: State, inputs: Inputs) -> float | None:
+    """Since when there has been no work: for ever before the first tick; None = there is some, or
+    nobody knows."""
+    if inputs.busy is None:
+        return None
+    if inputs.busy:
+        return state.idle_s if state.last_s is None else None
+    return inputs.now_s if state.idle_s is None else state.idle_s
+
+
+def _idle(state: State) -> bool:
+    since, now = state.idle_s, state.last_s
+    return since is not None and now is not None and now - since >= IDLE_S
+
+
+def _first_duty(view: View, limit: float) -> float:
+    """With which the next load begins: what it adds within seconds has to fit below the limit."""
+    return (limit - BELOW_C - view.temp_c) / LOAD_RISE_C
+
+
+def _calm(error: float) -> float:
+    """The error as the duty controller takes it: within NEAR_C mostly the sensor's noise."""
+    return error - (1.0 - NEAR_SHARE) * min(NEAR_C, max(-NEAR_C, error))
 
 
 def _control(
@@ -576,7 +627,7 @@ def _control(
     most: float,
 ) -> tuple[State, float]:
     """PI with feed-forward; the integral rests while the output is at its limit."""
-    error = limit - BELOW_C - view.lead_c
+    error = _calm(limit - BELOW_C - view.lead_c)
     degrees, tau = _plant(state)
     gain = min(2.0 * GAIN, max(0.5 * GAIN, tau / (degrees * LAG_S)))
     forward = _forward(state, limit, settings)

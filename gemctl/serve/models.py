@@ -632,6 +632,11 @@ class Models:
         """Whether somebody waits for a first token."""
         return any(slot.prefilling for slot in self.all_slots())
 
+    def working(self) -> bool:
+        """Whether an answer is made, or a version is loaded and tried."""
+        trying = ("staging", "verifying", "loading", "warming")
+        return any(slot.busy or slot.state in trying for slot in self.all_slots())
+
     def step_ms(self) -> float | None:
         """Time per token of the active model, smoothed; else that of a program that attached."""
         model = self.models.get(self.active or "")

@@ -100,6 +100,8 @@ def test_a_trace_counts() -> None:
     trace = run(Plant(Board()), Throttle(Settings(temp_c=60.0)), lambda _: 25.0, 300.0)
     assert len(trace.time_s) == len(trace.decisions) == 600
     assert trace.peak_c() == max(trace.die_c)
-    assert len(trace.minutes_w()) == pytest.approx(5, abs=1)
+    assert len(trace.means_w(60.0)) == 5
+    assert trace.means_w(0.5) == trace.power_w
+    assert trace.means_w(1.0, 299.0) == [pytest.approx(sum(trace.power_w[-2:]) / 2)]
     assert trace.level_changes() >= 1
     assert isinstance(Board().actuators(), Actuators)

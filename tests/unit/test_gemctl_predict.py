@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemctl.core import predict
-from gemctl.core.predict import Trend, fit_step_response, line_ahead, line_slope, new_predictor
+from gemctl.core.predict import (
+    Predictor,
+    Trend,
+    fit_step_response,
+    line_ahead,
+    line_slope,
+    new_predictor,
+)
 from plant import Board, Plant
 
 
@@ -80,6 +88,51 @@ def test_time_per_token_only_ever_adds() -> None:
     assert predict.trend_c(5.0) == predict.TREND_MOST_C
     seen = new_predictor().observe(0.0, 60.0)
     assert seen.ahead(60.0, 30.0, 0.05) == pytest.approx(seen.ahead(60.0, 30.0) + 1.0)
+
+
+def test_a_fast_fall_ends_at_the_lowest_that_was_read() -> None:
+    """A request ends: 90 C become 45 C in ten seconds. The line alone goes on to below freezing."""
+    seen = new_predictor()
+    for t in range(120):
+        seen = seen.observe(t / 2, 44.0 if t < 40 else 90.0 - max(0.0, (t - 100) * 2.25))
+    temp = 90.0 - 19 * 2.25
+    assert seen.line_ahead(temp, 30.0) < 0.0
+    assert seen.ahead(temp) == 44.0
+
+
+def test_nothing_cools_down_below_the_air() -> None:
+    """Air that is known is the floor, and where it itself grows cooler, what it comes to."""
+
+    def falling(ambient: Callable[[float], float]) -> Predictor:
+        seen = new_predictor()
+        for t in range(240):
+            temp = 90.0 - max(0.0, (t - 220) * 2.25)
+            seen = seen.observe(t / 2, temp, ambient_c=ambient(t / 2))
+        return seen
+
+    assert falling(lambda _: 25.0).ahead(47.0) == 25.0
+    assert falling(lambda time: 25.0 - 0.02 * time).ahead(47.0) == pytest.approx(22.0, abs=0.2)
+    assert falling(lambda _: 60.0).ahead(47.0) == 47.0  # a wrong one makes nothing warmer
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-40, 150), st.none() | st.floats(-40, 60)), min_size=2,
+             max_size=60),
+    st.none() | st.floats(5, 300),
+)  # fmt: skip
+def test_no_prediction_is_below_what_was_read_and_the_air(
+    rows: list[tuple[float, float | None]], tau_s: float | None
+) -> None:
+    seen = new_predictor(tau_s=tau_s)
+    for index, (temp, ambient) in enumerate(rows):
+        seen = seen.observe(index / 2, temp, ambient_c=ambient)
+    air = [ambient for _, ambient in rows if ambient is not None]
+    last = rows[-1][0]
+    if not air:
+        assert seen.ahead(last) >= min(temp for temp, _ in rows)
+    elif seen.ambient_line.slope is None:
+        assert seen.ahead(last) >= min(last, air[-1])
 
 
 # Ambient.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +46,7 @@ class Drive:
         self.state, self.now_s = start(policy), 1000.0
         self.seen: list[Decision] = []
 
-    def __call__(self, *readings: Reading, **known: float) -> Decision:
+    def __call__(self, *readings: Reading, **known: Any) -> Decision:
         self.now_s += self.tick_s
         inputs = Inputs(self.now_s, readings, **known)
         self.state, decision = tick(self.state, inputs, self.actuators, self.policy)
@@ -305,6 +306,68 @@ def test_duty_holds_below_the_threshold_and_moves_slowly() -> None:
         assert after.duty - before.duty >= -throttle.DUTY_DOWN * 0.5 - 1e-12
     decision = drive.hold(72.0, 300.0)
     assert decision.duty == 1.0
+
+
+def test_near_its_aim_the_duty_moves_less() -> None:
+    """Half of an error moves it by a third of what the whole one does."""
+
+    def moved(celsius: float) -> float:
+        drive = Drive(replace(AT_75, horizon_s=0.0))
+        drive.hold(76.0, 4.0)
+        before = drive.hold(73.5, 400.0)
+        return before.duty - drive.hold(celsius, 1.0).duty
+
+    assert 0.0 < moved(73.8) < 0.4 * moved(74.1)
+
+
+@pytest.mark.parametrize(("celsius", "per_s"), [(60.0, 0.05), (71.0, 0.025), (74.9, 0.015)])
+def test_the_nearer_to_the_threshold_the_slower_the_duty_grows(
+    celsius: float, per_s: float
+) -> None:
+    policy = replace(AT_75, mode="conservative")
+    drive = Drive(policy)
+    drive.hold(celsius, 30.0)
+    drive.policy = replace(AT_75, horizon_s=0.0)
+    before = drive.seen[-1].duty
+    grown = drive.hold(celsius, 2.0).duty - before
+    assert grown == pytest.approx(2.0 * per_s, rel=0.01)
+
+
+def idle(drive: Drive, celsius: float, seconds: float) -> Decision:
+    for _ in range(round(seconds / drive.tick_s)):
+        decision = drive(soc(celsius), busy=False)
+    return decision
+
+
+@pytest.mark.parametrize(("celsius", "duty"), [(55.0, 1.0), (64.5, 0.75), (69.0, 0.5), (74.0, 0.5)])
+def test_a_load_begins_slowly_where_there_is_no_room_for_all_of_it(
+    celsius: float, duty: float
+) -> None:
+    """Of a hot board that has nothing to do: (75 - 1.5 - T) / 12 of the time, half at least."""
+    drive = Drive()
+    decision = idle(drive, celsius, 60.0)
+    assert (decision.level, decision.duty) == (0, pytest.approx(duty))
+    assert (f"begins at {100 * duty:.0f} %" in decision.reason) == (duty < 1.0)
+    before = drive(soc(celsius), busy=True).duty
+    assert drive(soc(celsius), busy=True).duty - before <= throttle.DUTY_UP * 0.5 + 1e-12
+
+
+def test_a_pause_between_two_requests_is_no_rest() -> None:
+    drive = Drive()
+    for _ in range(100):
+        drive(soc(72.0), busy=True)
+    assert idle(drive, 72.0, 9.0).duty == 1.0
+    drive(soc(72.0), busy=True)
+    assert idle(drive, 72.0, 9.0).duty == 1.0
+    assert idle(drive, 72.0, 2.0).duty == 0.5
+
+
+def test_who_does_not_know_whether_there_is_work_is_not_slowed() -> None:
+    assert Drive().hold(72.0, 60.0).duty == 1.0
+
+
+def test_the_first_load_after_a_start_begins_slowly_too() -> None:
+    assert Drive()(soc(69.0), busy=True).duty == 0.5
 
 
 def test_feed_forward_takes_the_sustainable_power() -> None:
