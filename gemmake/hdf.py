@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,7 @@ SCHEMA_MAJOR = 1
 MAX_DEPTH = 4  # files in a chain of inheritance, the board's own included
 MAX_FILES = 32  # that one description is made of
 MAX_BYTES = 1 << 17  # of one file
+MAX_POINTS = 32  # operating points of a cluster
 MAX_NESTING = 8  # tables and lists in one another
 NAME_BYTES = 16  # room for a target's name in the artifact's header
 BSP_PATTERN = r"^[0-9A-Za-z][0-9A-Za-z._+-]{0,31}$"  # version of a board support package
@@ -75,6 +77,7 @@ Positive = Annotated[int, Field(gt=0, le=1 << 24)]  # 16 TiB in MiB
 Count = Annotated[int, Field(ge=0, le=1 << 20)]
 Quantity = Annotated[float, Field(ge=1e-3, le=1e6)]  # MHz, MB/s, GB/s, W, K/W, s
 Celsius = Annotated[float, Field(ge=-40.0, le=150.0)]
+Volts = Annotated[float, Field(ge=0.2, le=2.0)]  # of a core, or relative to the highest
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -110,6 +113,8 @@ class Cluster(_Table):
     kind: Literal["uniform", "big", "little"] = "uniform"
     uarch: Text | None = None
     max_freq_mhz: Quantity | None = None
+    opp_mhz: tuple[Quantity, ...] | None = None  # operating points, ascending
+    opp_volts: tuple[Volts, ...] | None = None  # their voltages; only the ratios count
     l1d_kib: Positive | None = None
     l1i_kib: Positive | None = None
     l2_kib: Positive | None = None
@@ -122,6 +127,27 @@ class Cluster(_Table):
     def _caches_grow(self) -> Cluster:
         if self.l2_kib and self.l3_kib and self.l3_kib < self.l2_kib:
             raise ValueError(f"l3_kib {self.l3_kib} is smaller than l2_kib {self.l2_kib}")
+        return self
+
+    @model_validator(mode="after")
+    def _points_ascend(self) -> Cluster:
+        clocks, volts = self.opp_mhz or (), self.opp_volts or ()
+        if self.opp_mhz is None and self.opp_volts is None:
+            return self
+        if len(clocks) != len(volts) or not 2 <= len(clocks) <= MAX_POINTS:
+            raise ValueError(
+                f"opp_mhz has {len(clocks)} entries, opp_volts {len(volts)}; "
+                f"list 2 to {MAX_POINTS} of each"
+            )
+        if any(a >= b for a, b in pairwise(clocks)):
+            raise ValueError("opp_mhz does not ascend; sort the operating points")
+        if any(a > b for a, b in pairwise(volts)):
+            raise ValueError("opp_volts falls as the clock rises; correct the one that is wrong")
+        if self.max_freq_mhz and self.max_freq_mhz > clocks[-1]:
+            raise ValueError(
+                f"opp_mhz ends at {clocks[-1]:g}, max_freq_mhz is {self.max_freq_mhz:g}; "
+                "add the highest point"
+            )
         return self
 
 

@@ -84,10 +84,10 @@ def show_board(board: str, as_json: bool, debug: bool) -> None:
             return
         files = schema.files_of(board)
         console.echo(f"# sha256 without policy: {loaded.sha256().hex()}")
-        doubts = loaded.unverified()
         for keys, place, value in leaves(json.loads(loaded.canonical_json())):
             found = schema.origin_of(files, keys)
-            doubt = any(place == d or place.startswith((f"{d}.", f"{d}[")) for d in doubts)
+            source = loaded.origin(place)  # the narrowest: a table may be read, its rest not
+            doubt = source is not None and not source.verified
             text = json.dumps(value, ensure_ascii=False)
             told = f"{_origin(found)}{', unverified' if doubt else ''}"
             console.echo(f"{one_line(place)} = {text}  # {told}")

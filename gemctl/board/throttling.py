@@ -24,8 +24,10 @@ from gemctl.board.sensors import NO_ANSWER, Reading, Sensors
 from gemctl.config import Config
 from gemctl.core import predict
 from gemctl.core import throttle as core
+from gemctl.core.silicon import Curve, curve_of
 from gemctl.errors import ApiError
 from gemctl.events import EventHub
+from gemctl.serve import artifact
 from gemctl.serve.hot import Unloading
 from gemctl.serve.models import Models, Pace
 from gemctl.show.metrics import Metrics
@@ -77,6 +79,7 @@ class Throttle:
         self._reasons: dict[str, str] = {}  # why a sensor gives no value
         self._energy: deque[tuple[float, float, int]] = deque()  # (time, joules, tokens)
         self._long_step: float | None = None
+        self._known_curve: tuple[str, Curve] = ("", ())  # of which version
         self._tokens = 0  # made up to the last tick
         self.attached: Callable[[], bool] = lambda: False  # whether programs work elsewhere
 
@@ -129,7 +132,30 @@ class Throttle:
             freq_min_khz=fastest.hw_min_khz if capped and fastest else None,
             freq_max_khz=fastest.hw_max_khz if capped and fastest else None,
             clusters=tuple(cluster.name for cluster in self._clusters),
+            curve=self._curve(),
         )
+
+    def _curve(self) -> Curve:
+        """Volts of the fastest cores, from the description in the active version's file."""
+        slot = self.models.serving()
+        digest = slot.digest if slot is not None else ""
+        if slot is not None and self._known_curve[0] != digest:
+            curve: Curve = ()
+            cores = self._clusters[0].cores if self._clusters else ()
+            with contextlib.suppress(ApiError):  # a damaged version: whoever runs it, says so
+                curve = curve_of(artifact.board(slot.path)[1], cores)
+            self._known_curve = digest, curve
+        return self._known_curve[1] if slot is not None else ()
+
+    def _volts(self) -> dict[str, Any]:
+        """Where the volts behind a cap come from, and what the cap in force leaves of the dynamic
+        power."""
+        actuators, d = self.actuators(), self.decision
+        cap = d.freq_cap_fraction if d is not None else None
+        left = None
+        if cap is not None and actuators.can_cap:
+            left = round(actuators.silicon.dynamic_factor(cap), 3)
+        return {"volts": "description" if actuators.curve else "assumed", "cap_power": left}
 
     async def set(
         self,
@@ -201,6 +227,7 @@ class Throttle:
             "duty": self.models.pace.duty,
             "threads": d.threads if d else None,
             "cap": d.freq_cap_fraction if d else None,
+            **self._volts(),
             "reason": d.reason if d else "",
             "temp_c": d.temp_c if d else None,
             "predicted_c": round(d.predicted_c, 2) if d and d.predicted_c is not None else None,
@@ -451,7 +478,12 @@ class Throttle:
             fit = predict.fit_step_response(samples)
         except ValueError as error:
             raise ApiError("failed", f"calibrate: {error}") from None
-        return {"rtheta_c_per_w": fit.rtheta_c_per_w, "tau_s": fit.tau_s, "samples": len(samples)}
+        return {
+            "rtheta_c_per_w": fit.rtheta_c_per_w,
+            "tau_s": fit.tau_s,
+            "samples": len(samples),
+            "volts": self._volts()["volts"],
+        }
 
     async def _load_after(self, rest_s: float) -> None:
         await asyncio.sleep(rest_s)

@@ -1,8 +1,7 @@
-"""Decisions on memory, order of requests, frequency and rollout: numbers in, one decision out.
+"""Decisions on memory, order of requests and rollout: numbers in, one decision out.
 
 admit, plan_replace    may a model be loaded; beside the one that serves, or in its place
 order, admit_request   which request is next; can a new one meet its deadline
-Silicon                what a frequency cap does to power and speed
 threshold_note         why the throttle's threshold is not the one that was asked for
 decide_rollout         next stage of a staged rollout, or halt
 """
@@ -240,48 +239,6 @@ def admit_request(
         f"behind others), its deadline is in {max(0.0, left) * 1000:.0f} ms; ask for fewer tokens "
         "or allow more time"
     )
-
-
-# Frequency.
-
-
-@dataclass(frozen=True)
-class Silicon:
-    """What a frequency cap changes. Clocks from the HDF (`cpu.cluster`, `power_mode`).
-
-    Dynamic power goes with V^2 f. The voltage falls in a line from 1 at the highest clock to
-    `volts_least` (relative) at the lowest. HDFs carry no voltages: 0.6 at a quarter of the clock
-    is usual for the mobile chips of the boards. `static_share` is the part of the full power that
-    does not depend on the clock: leakage, memory, carrier board.
-    """
-
-    max_mhz: float
-    min_mhz: float = 0.0
-    static_share: float = 0.3
-    volts_least: float = 0.6
-
-    def volts(self, cap: float) -> float:
-        """Voltage relative to the one at the highest clock; `cap` is the share of the clock."""
-        lowest = min(0.99, self.min_mhz / self.max_mhz) if self.min_mhz else 0.25
-        above = (min(1.0, max(cap, lowest)) - lowest) / (1.0 - lowest)
-        return self.volts_least + (1.0 - self.volts_least) * above
-
-    def dynamic_factor(self, cap: float) -> float:
-        """Dynamic power at this cap, relative to the one without."""
-        return min(1.0, cap) * self.volts(cap) ** 2
-
-    def power_factor(self, cap: float, duty: float = 1.0, threads_share: float = 1.0) -> float:
-        """All of the power, relative to full load. `duty` and `threads_share` in 0..1."""
-        busy = self.dynamic_factor(cap) * duty * threads_share
-        return self.static_share + (1.0 - self.static_share) * busy
-
-    def speed_factor(self, cap: float, compute_share: float = 1.0) -> float:
-        """Speed relative to no cap, where `compute_share` of the time scales with the clock.
-
-        The rest waits for memory. Decoding with all threads has little of the first, prefill of
-        many tokens little of the second.
-        """
-        return 1.0 / (1.0 - compute_share + compute_share / min(1.0, cap))
 
 
 # Threshold.

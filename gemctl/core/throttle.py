@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from gemctl.core import predict
+from gemctl.core.silicon import Curve, Silicon
 
 Mode = Literal["performance", "balanced", "aggressive", "conservative", "silent", "off"]
 
@@ -103,11 +104,18 @@ class Actuators:
     freq_min_khz: int | None = None
     freq_max_khz: int | None = None
     clusters: tuple[str, ...] = ()  # fastest first; fewer than two: nowhere to move to
+    curve: Curve = ()  # volts of the fastest cluster; () = as assumed
 
     @property
     def can_cap(self) -> bool:
         """True where the clock can be capped."""
         return self.freq_max_khz is not None and self.freq_max_khz > 0
+
+    @property
+    def silicon(self) -> Silicon:
+        """What a cap does, where the clock can be capped."""
+        lowest, highest = (self.freq_min_khz or 0) / 1e3, (self.freq_max_khz or 0) / 1e3
+        return Silicon(highest, lowest, curve=self.curve)
 
 
 @dataclass(frozen=True)
@@ -539,9 +547,9 @@ def _to(state: State, level: int, now_s: float, actuators: Actuators) -> State:
 
 def _strength(actuators: Actuators, rung: Rung) -> float:
     """Dynamic power of a rung at full duty, roughly, relative to the first one's."""
-    cap = rung.cap if actuators.can_cap else 1.0
+    cap = actuators.silicon.dynamic_factor(rung.cap) if actuators.can_cap else 1.0
     slow = 0.5 if rung.slow and len(actuators.clusters) > 1 else 1.0
-    return _threads(actuators, rung.threads) / max(1, actuators.threads) * cap * cap * slow
+    return _threads(actuators, rung.threads) / max(1, actuators.threads) * cap * slow
 
 
 # The duty.

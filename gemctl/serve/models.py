@@ -611,9 +611,13 @@ class Models:
 
     def thermal(self) -> artifact.Thermal:
         """Policy of the active model's artifact, as far as one is loaded."""
-        model = self.models.get(self.active or "")
-        slot = model.current if model is not None else None
+        slot = self.serving()
         return slot.thermal if slot is not None else artifact.Thermal()
+
+    def serving(self) -> Slot | None:
+        """The current version of the active model."""
+        model = self.models.get(self.active or "")
+        return model.current if model is not None else None
 
     def _workers(self) -> list[Worker]:
         found = [slot.worker for slot in self.all_slots()]

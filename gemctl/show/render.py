@@ -348,6 +348,9 @@ def bundled(found: dict[str, Any]) -> str:
 def throttle(found: dict[str, Any]) -> str:
     """gemctl throttle."""
     cap = f"{found['cap'] * 100:.0f} % of the clock" if found["cap"] else "none"
+    if found["cap"] and found.get("cap_power") is not None:
+        known = "of this board" if found["volts"] == "description" else "as assumed"
+        cap += f", {found['cap_power'] * 100:.0f} % of the dynamic power (volts {known})"
     rows = [
         ["mode", found["mode"]],
         ["threshold", number(found["threshold_c"], "C")

@@ -99,6 +99,36 @@ def test_heat_slows_the_workers_and_cooling_lets_them_go(
     wait_for(lambda: throttle(daemon)["level"] < hot["level"] or throttle(daemon)["duty"] > 0.9, 60)
 
 
+CURVE = """
+hdf_version = "1.0"
+id = "generic-curve"
+board = "generic-curve"
+[target]
+arch = "x86_64"
+[[cpu.cluster]]
+id = "c0"
+cores = [0, 1, 2, 3]
+opp_mhz = [600, 1000, 1510.4]
+opp_volts = [0.6, 0.7, 1.0]
+"""
+
+
+def test_the_volts_of_the_boards_description_are_used_and_told(
+    daemon: Daemon,
+    tmp_path: Path,
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+) -> None:
+    assert throttle(daemon)["volts"] == "assumed"
+    described = tmp_path / "curve.toml"
+    described.write_text(CURVE, encoding="utf-8")
+    made = artifact_cache(tiny_checkpoint("qwen3", seed=0), *OPTIONS, "--target", str(described))
+    daemon.replace(made, name="pilot")
+    settled(daemon)
+    found = wait_for(lambda: (t := throttle(daemon))["volts"] == "description" and t)
+    assert found["cap_power"] is None  # there is no gemctl-powerd, so there is no cap
+
+
 def test_a_sensor_that_lies_or_is_gone_makes_it_conservative(
     daemon: Daemon, board: sysfs.Sysfs
 ) -> None:

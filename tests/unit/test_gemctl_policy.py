@@ -11,7 +11,6 @@ from gemctl.core.policy import (
     Counts,
     Held,
     Memory,
-    Silicon,
     Waiting,
     admit,
     admit_request,
@@ -221,39 +220,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_numbers() -> None:
     )
     assert admit_request(Waiting("x", 0.0), 10.0, 99.0, 1.0, 500, 12.0) is None
     assert admit_request(request, 10.0, 99.0, 1.0, 500, 0.0) is None
-
-
-# Frequency.
-
-A78 = Silicon(max_mhz=1510.0, min_mhz=420.0)
-
-
-def test_voltage_and_power_of_a_cap() -> None:
-    assert A78.volts(1.0) == pytest.approx(1.0)
-    assert A78.volts(420.0 / 1510.0) == A78.volts(0.0) == pytest.approx(0.6)
-    assert A78.dynamic_factor(0.7) == pytest.approx(0.7 * 0.8338**2, rel=1e-3)
-    assert A78.power_factor(1.0) == pytest.approx(1.0)
-    assert A78.power_factor(1.0, duty=0.5) == pytest.approx(0.65)
-    assert A78.power_factor(0.7, duty=0.5, threads_share=0.5) == pytest.approx(0.385, abs=1e-3)
-
-
-def test_speed_of_a_cap() -> None:
-    assert A78.speed_factor(0.7, 1.0) == pytest.approx(0.7)
-    assert A78.speed_factor(0.7, 0.0) == pytest.approx(1.0)
-    assert 1.0 / A78.speed_factor(0.7, 0.35) == pytest.approx(1.15)
-
-
-@settings(deadline=None)
-@given(st.floats(0.05, 1.0), st.floats(0.05, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_a_lower_cap_is_never_faster_nor_hotter(a: float, b: float, duty: float, c: float) -> None:
-    low, high = min(a, b), max(a, b)
-    assert A78.power_factor(low, duty) <= A78.power_factor(high, duty) + 1e-12
-    assert A78.speed_factor(low, c) <= A78.speed_factor(high, c) + 1e-12
-    assert 0.3 <= A78.power_factor(low, duty) <= 1.0
-
-
-def test_silicon_without_a_lowest_clock() -> None:
-    assert Silicon(2000.0).volts(0.25) == pytest.approx(0.6)
 
 
 # Rollout.

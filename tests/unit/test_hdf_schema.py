@@ -348,3 +348,59 @@ def test_schema_for_editors() -> None:
     assert {"inherits", "id", "policy", "power_mode"} <= set(schema["properties"])
     assert "required" not in schema
     assert json.loads(json.dumps(schema)) == schema
+
+
+# Operating points.
+
+
+def points(mhz: str, volts: str) -> str:
+    return MINIMAL.replace("l2_kib = 512", f"l2_kib = 512\nopp_mhz = {mhz}\nopp_volts = {volts}")
+
+
+def test_operating_points_are_optional_and_belong_to_the_hash(tmp_path: Path) -> None:
+    bare = hdf.load_hdf(write(tmp_path, MINIMAL))
+    assert b"opp_" not in bare.canonical_json()  # what was compiled before keeps its hash
+    curve = hdf.load_hdf(write(tmp_path, points("[600, 1200]", "[0.7, 0.9]")))
+    stored = json.loads(curve.canonical_json())["cpu"]["cluster"][0]
+    assert (stored["opp_mhz"], stored["opp_volts"]) == ([600.0, 1200.0], [0.7, 0.9])
+    assert curve.sha256() != bare.sha256()
+    assert "cpu.cluster[c0].opp_volts" in curve.unsourced()
+
+
+@pytest.mark.parametrize(
+    ("mhz", "volts", "sentence"),
+    [
+        ("[600, 1200]", "[0.7]", "opp_mhz has 2 entries, opp_volts 1; list 2 to 32 of each"),
+        ("[600]", "[0.7]", "opp_mhz has 1 entries, opp_volts 1; list 2 to 32 of each"),
+        (str(list(range(1, 34))), str([0.7] * 33), "opp_mhz has 33 entries, opp_volts 33"),
+        ("[1200, 600]", "[0.7, 0.9]", "opp_mhz does not ascend; sort the operating points"),
+        ("[600, 600]", "[0.7, 0.9]", "opp_mhz does not ascend"),
+        ("[600, 1200]", "[0.9, 0.7]", "opp_volts falls as the clock rises"),
+        ("[600, 1200]", "[700, 900]", "less than or equal to 2, not 700"),
+        ("[600, 1200]", "[0.1, 0.9]", "greater than or equal to 0.2, not 0.1"),
+        ("[0, 1200]", "[0.7, 0.9]", "greater than 0, not 0"),
+        ("[600, 1200]\nmax_freq_mhz = 1500", "[0.7, 0.9]",
+         "opp_mhz ends at 1200, max_freq_mhz is 1500; add the highest point"),
+    ],
+)  # fmt: skip
+def test_operating_points_that_cannot_be(
+    mhz: str, volts: str, sentence: str, tmp_path: Path
+) -> None:
+    message = refused(tmp_path, points(mhz, volts))
+    assert sentence in message
+    assert "cpu.cluster[c0]" in message
+
+
+def test_half_a_curve_is_refused(tmp_path: Path) -> None:
+    text = MINIMAL.replace("l2_kib = 512", "opp_mhz = [600, 1200]")
+    assert "opp_mhz has 2 entries, opp_volts 0" in refused(tmp_path, text)
+
+
+def test_a_slower_chip_of_a_described_kind_keeps_its_curve(tmp_path: Path) -> None:
+    text = points("[600, 1200]\nmax_freq_mhz = 1100", "[0.7, 0.9]")
+    assert hdf.load_hdf(write(tmp_path, text)).cpu.cluster[0].max_freq_mhz == 1100.0
+
+
+def test_the_schema_for_editors_knows_operating_points() -> None:
+    cluster = hdf.export_schema()["$defs"]["Cluster"]["properties"]
+    assert {"opp_mhz", "opp_volts"} <= set(cluster)
