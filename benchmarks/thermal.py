@@ -1,6 +1,6 @@
 """What the throttle makes of simulated heat: the table of benchmarks/RESULTS-daemon.md.
 
-    python benchmarks/thermal.py [--seeds N]
+    python benchmarks/thermal.py [--part overshoot|hours|saved|days] [--seeds N]
 
 The plant is tests/plant.py, the boards and their air tests/heat.py, which the tests use as well; it
 needs no board, no daemon and no clock, and prints the same on every machine. About five minutes.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ def over(job: tuple[str, str, str, str, int]) -> float:
     """Degrees above the threshold at the most."""
     board, name, ambient, known, seed = job
     found = heat.peak(heat.BOARDS[board], CONTROLLERS[name](), ambient, known, seed)
-    return found - heat.SET_C
+    return float(found - heat.SET_C)
 
 
 def overshoot(pool: ProcessPoolExecutor, seeds: int) -> str:
@@ -118,23 +118,34 @@ def _day(name: str, found: heat.Day) -> Row:
     ]
 
 
-def sections(seeds: int) -> Iterator[str]:
-    with ProcessPoolExecutor(2) as pool:
-        yield f"Degrees above the threshold of 75 C, worst of three boards and {seeds} seeds:"
-        yield overshoot(pool, seeds)
-        yield "Deviation of the power over an hour of full load, from where it has settled:"
-        yield hours(pool)
-        yield "What is saved, and what it costs:"
-        yield saved()
-        yield "A day of full load, air of 20 to 45 C, the fan fails at noon:"
-        yield days(pool)
+def parts(pool: ProcessPoolExecutor, seeds: int) -> dict[str, tuple[str, Callable[[], str]]]:
+    """What each table is of, and how it is made."""
+    return {
+        "saved": ("What is saved, and what it costs:", saved),
+        "days": (
+            "A day of full load, air of 20 to 45 C, the fan fails at noon:",
+            partial(days, pool),
+        ),
+        "hours": (
+            "Deviation of the power over an hour of full load, from where it has settled:",
+            partial(hours, pool),
+        ),
+        "overshoot": (
+            f"Degrees above the threshold of 75 C, worst of three boards, seeds: {seeds}:",
+            partial(overshoot, pool, seeds),
+        ),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, add_help=True)
-    parser.add_argument("--seeds", type=int, default=3, help="noise of the sensor, so many times")
-    for text in sections(parser.parse_args().seeds):
-        print(text, end="\n\n", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=["saved", "days", "hours", "overshoot"])
+    parser.add_argument("--seeds", type=int, default=1, help="noise of the sensor, so many times")
+    options = parser.parse_args()
+    with ProcessPoolExecutor(2) as pool:
+        for name, (title, made) in parts(pool, options.seeds).items():
+            if options.part in (None, name):
+                print(f"{title}\n\n{made()}\n", flush=True)
 
 
 if __name__ == "__main__":

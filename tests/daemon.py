@@ -74,6 +74,7 @@ class Daemon:
             base[name] = {**base.get(name, {}), **table}
         self.config.write_text(toml(base), encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
+        self.program: tuple[str, ...] = ("-m", "gemctl.daemon")
 
     def fake_root(self) -> Path:
         """A machine without sensors, and with this one's memory (a stand-in for sysfs)."""
@@ -94,7 +95,7 @@ class Daemon:
         """Start it and wait until it answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gemctl.daemon", "--config", str(self.config)],
+                [sys.executable, *self.program, "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 env=self.environment(),
