@@ -50,7 +50,7 @@ BOARDS = {
     ),
     "imx8m-mini": (
         "imx8m-mini",
-        "bbde18ad38f7ce99ea74bfd32f4bafc0cde59b5f4648b7dfc62e3669da5914ee",
+        "070ebabced19496a5bb9fbd96a1bdb90cc8e4a388f700e5506e63311dcb0e55e",
     ),
     "intel-n100": (
         "intel-n100",
@@ -110,23 +110,23 @@ BOARDS = {
     ),
     "rk3566": (
         "rk3566",
-        "393e08707786b9876c18b11c1b4f7144a0e28566bdc4e6d456df79e172b7f324",
+        "6779bc6ba7b99a0664a829d725b43d964237ff4d646f3cd53f4f27c39ac20e61",
     ),
     "rk3588-16gb": (
         "rk3588-16gb",
-        "bca849d9d44532d0b6c38e2eb21f933376ac5a3f4872b3366a30b5fe4807f02a",
+        "ec668d194f432bea60571584e1d9198d52144146697c025a62e7304b8d12d30e",
     ),
     "rk3588-8gb": (
         "rk3588-8gb",
-        "4cd12ff69afa63a0fac135a00ad667e3cb1597f20570ba578925df2e03176277",
+        "f3e8fbda135526968df3b700d8102d9a3cf8c5c32885acc31cf8a95008ca5341",
     ),
     "spacemit-k1": (
         "spacemit-k1",
-        "480c1ce12889809e47cc872f9ca0b12641a1e0368b7a063f3ebbd92c0b1696b3",
+        "41e63f705c2eedac1a47fb78de767fb104dbb362f9a524ffb5a15fd8e9aea51a",
     ),
     "starfive-jh7110": (
         "starfive-jh7110",
-        "7f887e16434a60538c37c5e91b5fea1b6687a1f7a3e7927ba45671ba80e5c73a",
+        "fd0bd0c990da971398ecfc8ee4deb80cb93261afbfec103ab689f8178991f02b",
     ),
     "stm32mp257": (
         "stm32mp257",
