@@ -51,7 +51,7 @@ from gemctl.show.history import History
 from gemctl.store import lost as lost_
 from gemctl.store import sign
 from gemctl.store.durable import explained
-from gemctl.store.state import Boot, Load, StateFile
+from gemctl.store.state import Boot, Load, StateFile, give_back
 from gemctl.store.store import Store, check_name
 
 VERSION = "0.1.0"
@@ -191,8 +191,9 @@ class Daemon:
 
     async def _end(self, front: server.Server, tasks: list[asyncio.Task[None]]) -> None:
         front.turn_away()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ApiError):
             await waiting.within(STOP_S, self.models.stop())
+            self._give_back()
         self.hub.close()  # who follows events gets the number of the last one
         await front.goodbye()
         for program in list(self.models.programs.values()):
@@ -213,6 +214,13 @@ class Daemon:
                 self.config.daemon.socket.unlink()
         os.close(self._lock)  # last: from here on another daemon may make the same socket
         self.log("ended")
+
+    def _give_back(self) -> None:
+        """A version on probation has not taken this daemon down. Raises ApiError where the disk
+        takes nothing: then the try is gone."""
+        kept = give_back(self.models.state)
+        if kept != self.models.state:
+            self.models.commit(kept, urgent=True)
 
     async def _boot(self, boot: Boot) -> None:
         """Load what was wanted, the active model first."""
@@ -236,7 +244,6 @@ class Daemon:
             except Exception as error:  # whatever is wrong with one, the others are loaded
                 self.warn(f"{load.name}: was not loaded: {type(error).__name__}: {error}")
         self._place_disabled()
-        notify(f"STATUS={self.models.active or 'no model'}")
 
     async def _load(self, load: Load) -> None:
         """What was wanted; where it is gone or damaged, the good version before it, and a line
@@ -328,7 +335,7 @@ class Daemon:
 
     async def _every_second(self) -> None:
         feed = watchdog_s()
-        fed = time.monotonic()
+        fed, told = time.monotonic(), "listening"
         while True:
             await asyncio.sleep(EVERY_S)
             now = time.monotonic()
@@ -340,6 +347,10 @@ class Daemon:
             if feed is not None and now - fed >= min(feed, 10.0) and not self.models.lost():
                 notify("WATCHDOG=1")
                 fed = now
+            status = self.models.active or "no model"
+            if status != told:
+                notify(f"STATUS={status}")
+                told = status
 
     def _note(self, now: float) -> None:
         d = self.throttle.decision

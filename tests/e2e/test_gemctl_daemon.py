@@ -223,6 +223,30 @@ def test_state_survives_restarts_and_kills(versions: tuple[Path, Path]) -> None:
             assert daemon.call("stats")["model"] == "pilot"
 
 
+def test_starts_in_order_are_no_boot_loop(versions: tuple[Path, Path]) -> None:
+    """A version stays on probation over any number of them; three that end by a kill drop it."""
+
+    def start() -> dict[str, Any]:
+        daemon.start()
+        wait_for(lambda: daemon.call("model.status", name="pilot")["state"] == "serving")
+        return daemon.call("model.status", name="pilot")
+
+    daemon = Daemon(models={"probation_s": 900.0, "probation_requests": 100000})
+    with daemon:
+        daemon.replace(versions[0], name="pilot")
+        daemon.call("model.disable", name="pilot")  # its probation goes on later
+        daemon.call("model.enable", name="pilot")
+        for _ in range(3):
+            assert daemon.stop() == 0
+            assert start()["on_probation"]
+        daemon.stop(signal.SIGKILL)
+        assert start()["on_probation"]
+        daemon.stop(signal.SIGKILL)
+        daemon.start()
+        dropped = wait_for(lambda: daemon.events("probation.bad"))
+        assert [event["text"] for event in dropped] == ["boot loop"]
+
+
 def _alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -363,6 +363,17 @@ def test_a_version_that_reboots_the_board_is_dropped_at_the_third_boot(tmp_path:
     assert StateFile(tmp_path).boot() == state.Boot(wanted, (Load("m", A),))
 
 
+def test_an_end_in_order_takes_no_try() -> None:
+    """Whoever updates the daemon three times does not lose a version by that."""
+    begun = state.begin_trial(state.with_model(State(), "m", digest=A), "m", B)
+    assert state.give_back(begun) == begun
+    once = state.boot(begun).state
+    assert once.trial == Trial(name="m", digest=B, tries_left=1)
+    assert state.give_back(once) == begun
+    assert state.give_back(state.boot(once).state) == once  # one for one: a crash stays counted
+    assert state.give_back(State()) == State()
+
+
 def test_the_try_is_on_the_disk_before_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
