@@ -2,8 +2,8 @@
 
     python benchmarks/offload.py MODEL.gembin .. [--limit MIB] [--tokens 16] [--runs 3]
 
-Every run is a fresh `gemrun` in a group with that limit, page cache included (--limit 0: what the
-artifact declares and 8 MiB), after the artifact was dropped from the page cache. The prediction is
+Every run is a fresh `gemrun` in a group with that limit, page cache included (--limit 0: what
+gemmake calls the limit for a control group), after the artifact was dropped from the page cache. The prediction is
 made of the records and of what storage gives here: the artifact read once past the page cache. It
 takes rights to make control groups. Tokens are compared with those of a run without limit.
 """
@@ -32,7 +32,6 @@ from gemrun.format.reader import read_artifact  # noqa: E402
 
 MIB = 1 << 20
 PIECE = 4 * MIB  # bytes of a read past the page cache
-BESIDE = 8 * MIB  # that a process takes beside the artifact, at most
 PROMPT = "The controller reports the temperature of the motor every second, because "
 
 
@@ -108,7 +107,7 @@ def reads() -> int:
 def measure(path: Path, given: argparse.Namespace, threads: int) -> str:
     """A row of the table."""
     facts = facts_of(path)
-    limit = given.limit * MIB or facts.total + BESIDE
+    limit = given.limit * MIB or sizes.group_limit(facts.total)
     rate = statistics.median(storage_rate(path) for _ in range(given.runs))
     plain = run(command_of(path, given.tokens, threads, True), None)
     speeds, firsts, peaks, read = [], [], [], []

@@ -415,6 +415,9 @@ static void check_memory(doctor *d)
     uint64_t there = gr_port_memory(d->root), wanted = d->wants.total;
     bool group = there != GR_TOO_BIG && group_limits(d, there);
     const char *whose = group ? " in the control group" : "";
+    char larger[80];
+    snprintf(larger, sizeof larger, "raise its limit to %llu (memory.max; MemoryMax= of a unit)",
+             (unsigned long long)gr_group_limit(wanted));
     if (there == GR_TOO_BIG) {
         say(d, LEVEL_UNKNOWN, "memory", "the system does not tell what is available");
     } else if (there < wanted) {
@@ -422,7 +425,7 @@ static void check_memory(doctor *d)
         say(d, LEVEL_BAD, "memory", "%llu bytes are available%s, the artifact takes %llu: %.1f MiB "
             "are missing; %s, or compile with a smaller --kv-cache-size", (unsigned long long)there,
             whose, (unsigned long long)wanted, mib(wanted - there), group
-            ? "raise its limit (memory.max; MemoryMax= of a unit)"
+            ? larger
             : "end other programs (a desktop: systemctl set-default multi-user.target)");
     } else if (wanted > 0) {
         say(d, LEVEL_OK, "memory", "%.0f MiB are available%s, the artifact takes %.1f", mib(there),

@@ -5,6 +5,7 @@
 #ifndef GR_PORT_H
 #define GR_PORT_H
 
+#include "gr_check.h"
 #include "gr_internal.h"
 
 typedef struct gr_map {
@@ -26,6 +27,13 @@ uint64_t gr_port_now(void); /* nanoseconds of a clock that never jumps */
 uint64_t gr_port_memory(const char *root);
 /* Of these what the control groups leave; GR_TOO_BIG: they set no limit. */
 uint64_t gr_port_group_memory(const char *root);
+/* The limit of a control group in which a run of so many bytes opens: its process and page tables
+ * come beside (gemrun/format/sizes.py says how that was measured). */
+static inline uint64_t gr_group_limit(uint64_t total)
+{
+    uint64_t beside = ((uint64_t)1 << 20) + total / 4096 * 8;
+    return gr_add(gr_add(total, beside), 65535) / 65536 * 65536;
+}
 /* Processors of the thread's affinity mask and of the CPU quota, rounded down, at least 1. */
 uint32_t gr_port_cores(const char *root);
 /* Do the processors that the thread may use differ in speed by more than an eighth? */

@@ -192,7 +192,11 @@ size_t gemrun_explain_memory(gemrun_status status, const char *path, const char 
     out[0] = 0;
     if (status == GEMRUN_E_MEMORY) {
         uint64_t machine = available(from), left = gr_port_memory(from);
-        if (left < machine)
+        uint64_t limit = declared(path);
+        if (left < machine && limit > 0)
+            snprintf(out, capacity, " (the control group leaves %llu bytes: raise its limit to "
+                     "%llu)", (unsigned long long)left, (unsigned long long)gr_group_limit(limit));
+        else if (left < machine)
             snprintf(out, capacity, " (the control group leaves %llu bytes: raise its limit)",
                      (unsigned long long)left);
         else

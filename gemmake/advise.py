@@ -126,6 +126,7 @@ class Row:
     options: CompileOptions | None = None
     memory: Memory | None = None
     most: int = 0  # bytes: the total where measuring chooses the finest groups of the KV cache
+    group_limit: int = 0  # bytes that a control group has to allow for `most`; 0: there is none
     prediction: predict.Prediction | None = None  # prompt and depth: the longest input
     unmet: tuple[str, ...] = ()  # of what is asked: what it does not do
     undecided: tuple[str, ...] = ()  # likewise: what only a run on the board can tell
@@ -354,6 +355,7 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     state = (fitted(plain) if largest else None) or plain
     work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
+    most = planning.memory_of(largest or plain_largest)
     verdicts = {
         CONTEXT: _trained(model, wish),
         MEMORY: Verdict() if largest else _memory(plain_largest, advice),
@@ -369,7 +371,8 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
         undecided=tuple(what for what in said if what not in unmet),
         options=options,
         memory=planning.memory_of(state),
-        most=planning.memory_of(largest or plain_largest).total,
+        most=most.total,
+        group_limit=most.group_limit if advice.hdf.target.os != "bare" else 0,
         prediction=found,
         reasons=tuple(verdict.reason for verdict in said.values()),
         remedies=tuple(_nearest(said)),

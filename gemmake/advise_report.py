@@ -97,6 +97,8 @@ def _why(row: Row) -> Iterator[str]:
         yield f"{row.name}: {reason}"
     for remedy in row.remedies:
         yield f"{row.name}: nearest: {remedy}"
+    if row.fit is not Fit.NO and row.group_limit:
+        yield f"{row.name}: limit for a control group: {row.group_limit} bytes (memory.max)"
     for line in row.offload:
         yield f"{row.name}: {line}"
     for finding in row.check:
@@ -149,6 +151,7 @@ def _row(row: Row) -> dict[str, Any]:
         "command": options.command() if options else None,
         "memory_bytes": row.memory.total if row.memory else None,
         "memory_most_bytes": row.most or None,
+        "control_group_bytes": row.group_limit or None,
         "decode_tokens_per_s": _rate(found.decode) if found else None,
         "prefill_tokens_per_s": _rate(found.prefill, found.prompt) if found else None,
         "decode_limit": found.decode.limit if found and found.decode else None,

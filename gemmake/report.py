@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemmake import predictions
 from gemmake.figures import mib
-from gemmake.hdf import show
+from gemmake.hdf import Hdf, show
 from gemmake.kvmask import values
 from gemmake.kvmask.report import kv_lines, mask_lines
 from gemmake.passes import layout, place
@@ -20,6 +20,7 @@ from gemrun.format import spec
 
 if TYPE_CHECKING:
     from gemmake.emit import Tally
+    from gemmake.passes.budget import Memory
     from gemmake.pipeline import CompileResult
 
 MB = 1_000_000  # of the last line alone, whose words are fixed
@@ -55,6 +56,7 @@ def render_result(result: CompileResult) -> str:
     lines.append("memory of a run:")
     lines += [f"  {name:<14}{mib(size):>14}" for name, size in memory.rows()]
     lines.append(f"  {'total':<14}{mib(memory.total):>14}, {memory.total} bytes")
+    lines += group_lines(result.state.hdf, memory)
     lines += offload_lines(result.state)
     lines += [*kv_lines(result.state), *values.kv_lines(result.state), *pin_lines(result.state)]
     lines += predictions.report_lines(result.state)
@@ -71,6 +73,16 @@ def render_result(result: CompileResult) -> str:
     )
     lines.append(f"Next: gemcheck {shlex.quote(show(result.path))}")
     return "\n".join(lines)
+
+
+def group_lines(hdf: Hdf, memory: Memory) -> Iterator[str]:
+    """What a control group has to allow, on a board that has any."""
+    if hdf.target.os == "bare":
+        return
+    yield f"  {'the process':<14}{mib(memory.process):>14}, beside the total: program, libraries"
+    yield (
+        f"limit for a control group: {memory.group_limit} bytes (memory.max; MemoryMax= of a unit)"
+    )
 
 
 def _formats(state: State, tallies: Mapping[str, Tally]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gemmake.errors import BudgetError
 from gemmake.figures import mib
+from gemrun.format import sizes
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,16 @@ class Memory:
     def total(self) -> int:
         """Their sum: the peak of a run."""
         return self.weights + self.tables + self.arena + self.kv + self.engine + self.stacks
+
+    @property
+    def process(self) -> int:
+        """What the process itself takes beside the total, where a system runs it."""
+        return sizes.process_size(self.total)
+
+    @property
+    def group_limit(self) -> int:
+        """The limit of a control group that the artifact opens in."""
+        return sizes.group_limit(self.total)
 
     def rows(self) -> tuple[tuple[str, int], ...]:
         """What takes what, in the order of the table."""

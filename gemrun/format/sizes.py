@@ -28,6 +28,13 @@ from gemrun.format.spec import (
 PAGE = 4096
 STACK = 256 << 10  # of every thread but the caller's
 ENGINE_FIXED = 64 << 10
+#: What a process that runs `gemrun` takes beside the total until the engine looks at what is left:
+#: program, C library, stack and kernel memory are 420 to 440 KB (x86-64, Linux 6.18, glibc), and
+#: every processor that it ran on may hold 64 pages that its group is charged for and nobody uses
+#: yet. tests/e2e/test_offload.py measures it again: the peak of a group less what is declared.
+PROCESS = 1 << 20
+PER_PAGE = 8  # bytes of the page tables
+GROUP_UNIT = 64 << 10  # a limit is cut to whole pages, and no page is larger
 FLOAT_FORMATS = frozenset({Format.F32, Format.F16})
 BODY_FORMATS = frozenset({Format.Q4H, Format.Q4RAW_F16, Format.Q4RAW_BF16, Format.Q8})
 TABLE_FORMATS = frozenset({Format.Q8_ROWS, Format.F32, Format.F16})  # embedding and head
@@ -289,6 +296,16 @@ class Totals:
     def total(self) -> int:
         """Weights resident + arena + KV + tables + engine + stacks."""
         return self.weights + self.arena + self.kv + self.tables + self.engine + self.stacks
+
+
+def process_size(total: int) -> int:
+    """What the process itself takes beside a total: in no total, as it is no work of the engine."""
+    return group_limit(total) - total
+
+
+def group_limit(total: int) -> int:
+    """The limit of a control group (memory.max) in which a run with this total opens."""
+    return pad(total + PROCESS + total // PAGE * PER_PAGE, GROUP_UNIT)
 
 
 def engine_size(layers: int, tensors: int, segments: int, plans: int, units: int = 0) -> int:

@@ -17,6 +17,7 @@ from gemmake.hdf import load_hdf
 from gemrun import GemRunContext, GemRunHandle
 from gemrun._engine import ffi, lib
 from gemrun.errors import BoardWarning, ForeignBoardError
+from gemrun.format import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("--quantization", "int8", "--effort", "fast", "--kv-cache-size", "128")
@@ -158,15 +159,16 @@ def test_the_table_of_boards_is_that_of_hdf() -> None:
 # ---- memory ----
 
 
-def explained(status: int, root: Path) -> str:
+def explained(status: int, root: Path, path: Path | None = None) -> str:
     out = ffi.new("char[256]")
-    assert lib.gemrun_explain_memory(status, ffi.NULL, os.fsencode(root), out, 256) == len(
+    name = ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path))
+    assert lib.gemrun_explain_memory(status, name, os.fsencode(root), out, 256) == len(
         ffi.string(out)
     )
     return str(ffi.string(out).decode())
 
 
-def test_short_memory_names_whose_it_is(tmp_path: Path) -> None:
+def test_short_memory_names_whose_it_is(tmp_path: Path, built: Callable[[str], Path]) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 4000 kB\nMemAvailable: 1000 kB\n")
     assert explained(-70, tmp_path) == (
@@ -179,6 +181,10 @@ def test_short_memory_names_whose_it_is(tmp_path: Path) -> None:
     (group / "memory.current").write_text("100000\n")
     (group / "memory.stat").write_text("inactive_file 30000\nactive_file 20000\n")
     assert explained(-70, tmp_path) == (" (the control group leaves 450000 bytes: raise its limit)")
+    path = built("generic-aarch64")
+    limit = sizes.group_limit(declared(path).ram_total)
+    told = f" (the control group leaves 450000 bytes: raise its limit to {limit})"
+    assert explained(-70, tmp_path, path) == told
     assert explained(-43, tmp_path) == ""
 
 

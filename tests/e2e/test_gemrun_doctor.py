@@ -21,6 +21,7 @@ from daemon import OPTIONS, Daemon, settled
 from gemctl.board.power import online_cpus
 from gemmake.check.rules import check_file
 from gemrun import GemRunContext, MemoryLockWarning
+from gemrun.format import sizes
 from locking import limited, locks_without_limit, unprivileged
 from reference import make_image
 
@@ -213,7 +214,10 @@ def test_memory_names_the_control_group_whose_limit_applies(
     assert level == "bad"
     begin = "80000 bytes are available in the control group, the artifact takes "
     assert told.startswith(begin)
-    assert "are missing; raise its limit (memory.max; MemoryMax= of a unit), or compile" in told
+    takes = int(told.removeprefix(begin).split(":")[0])
+    limit = sizes.group_limit(takes)
+    more = f"raise its limit to {limit} (memory.max; MemoryMax= of a unit), or compile"
+    assert f"are missing; {more}" in told
     tree.put("sys/fs/cgroup/unit/memory.max", 1 << 30)
     assert re.match("1024 MiB are available in the control group, the artifact", told_of(
         gemrun_cli, tree, artifact))  # fmt: skip
