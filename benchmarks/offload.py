@@ -3,9 +3,10 @@
     python benchmarks/offload.py MODEL.gembin .. [--limit MIB] [--tokens 16] [--runs 3]
 
 Every run is a fresh `gemrun` in a group with that limit, page cache included (--limit 0: what
-gemmake calls the limit for a control group), after the artifact was dropped from the page cache. The prediction is
-made of the records and of what storage gives here: the artifact read once past the page cache. It
-takes rights to make control groups. Tokens are compared with those of a run without limit.
+gemmake calls the limit for a control group), after the artifact was dropped from the page cache.
+The prediction is made of the records and of what storage gives here: the artifact read once past
+the page cache. It takes rights to make control groups. Tokens are compared with those of a run
+without limit.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from gemmake import pipeline, planning, predictions
+from gemmake import firmware, pipeline, planning, predictions
 from gemmake.errors import BudgetError, GemError, UsageError
 from gemmake.failures import InternalError, sentences
 from gemmake.files import standing
-from gemmake.hdf import MIB, Hdf, PowerMode, compilable, load_hdf, show, with_policy
+from gemmake.hdf import MIB, Hdf, PowerMode, load_hdf, show, with_policy
 from gemmake.load import load_headers, shapes
 from gemmake.load.source import display
 from gemmake.model import Model
@@ -153,7 +153,7 @@ def advise(names: Sequence[str], wish: Wish) -> Advice:
     that cannot be read is a row that says so."""
     hdf = _described(wish)
     mode = hdf.mode(wish.power_mode)
-    empty = Advice(wish, hdf, mode, hdf.budget_bytes())
+    empty = Advice(wish, hdf, mode, hdf.ram_bytes())
     looked = list(candidates(names))
     if hdf.memory is not None and not empty.granted:
         raise _nothing_left(hdf, _lets_in(looked, wish))
@@ -164,15 +164,13 @@ def board(wish: Wish) -> Hdf:
     """The target with the budget that is asked for. Raises TargetError, and UsageError where it
     leaves nothing for a model."""
     hdf = _described(wish)
-    if hdf.memory is not None and hdf.budget_bytes() == 0:
+    if hdf.memory is not None and hdf.ram_bytes() == 0:
         raise _nothing_left(hdf)
     return hdf
 
 
 def _described(wish: Wish) -> Hdf:
-    hdf = with_policy(load_hdf(wish.target), wish.leave_free, wish.ram_fraction)
-    compilable(hdf)
-    return hdf
+    return with_policy(load_hdf(wish.target), wish.leave_free, wish.ram_fraction)
 
 
 def _nothing_left(hdf: Hdf, better: str = "") -> UsageError:
@@ -198,7 +196,7 @@ def _lets_in(looked: Sequence[Candidate], wish: Wish) -> str:
         check=False,
     )
     hdf = _described(whole)
-    empty = Advice(whole, hdf, hdf.mode(wish.power_mode), hdf.budget_bytes())
+    empty = Advice(whole, hdf, hdf.mode(wish.power_mode), hdf.ram_bytes())
     sizes = [(row.most, row.name) for row in (_row(one, empty) for one in looked) if row.most]
     fitting = [pair for pair in sizes if pair[0] <= empty.granted]
     if not fitting or hdf.memory is None:
@@ -348,6 +346,7 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     wish = advice.wish
     model, text = load(candidate)
     options = options_of(wish, candidate.path if text else None)
+    options = firmware.adapted(options, advice.hdf)
     base = base_of(model, text, options, advice.hdf)
     plain = planned(base, options)
     plain_largest = finest(plain)
@@ -371,8 +370,8 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
         undecided=tuple(what for what in said if what not in unmet),
         options=options,
         memory=planning.memory_of(state),
-        most=most.total,
-        group_limit=most.group_limit if advice.hdf.target.os != "bare" else 0,
+        most=most.ram,
+        group_limit=0 if advice.hdf.bare else most.group_limit,
         prediction=found,
         reasons=tuple(verdict.reason for verdict in said.values()),
         remedies=tuple(_nearest(said)),
@@ -419,8 +418,12 @@ def _trained(model: Model, wish: Wish) -> Verdict:
 
 
 def _memory(largest: State, advice: Advice) -> Verdict:
-    """Of a plan that is over the budget."""
-    granted, most = advice.granted, planning.memory_of(largest).total
+    """Of a plan that is over the budget, or over the flash of a board that has no system."""
+    try:
+        firmware.check_flash(planning.memory_of(largest), advice.hdf)
+    except BudgetError as error:
+        return Verdict(Fit.NO, str(error).partition(": ")[2], "a smaller model")
+    granted, most = advice.granted, planning.memory_of(largest).ram
     reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
     told = planning.remedies(largest)
     fitting = [
@@ -451,7 +454,7 @@ def _share(hdf: Hdf, most: int) -> str:
         return ""
     total, wanted = hdf.memory.visible_mib, math.ceil(most / MIB)
     fraction = planning.share_of(wanted, total) if wanted <= total else 1.0
-    fits = with_policy(hdf, None, fraction).budget_bytes() >= most
+    fits = with_policy(hdf, None, fraction).ram_bytes() >= most
     return f", or --ram-fraction {fraction:g}" if fits else ""
 
 

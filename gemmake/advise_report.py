@@ -73,7 +73,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         predictions.span(found.decode.seconds.inverse()) if found.decode else NOTHING,
         predictions.span(first.seconds.inverse(found.prompt)) if first else NOTHING,
         predictions.duration(first.seconds) if first else NOTHING,
-        predictions.duration(found.cold),
+        NOTHING if row.memory.in_flash else predictions.duration(found.cold),
         _verdict(row),
     )
 
@@ -87,7 +87,7 @@ def _verdict(row: Row) -> str:
 
 def _memory(row: Row) -> str:
     """In MiB, rounded up; two figures where groups of the cache are measured and matter."""
-    least = math.ceil((row.memory.total if row.memory else 0) / MIB)
+    least = math.ceil((row.memory.ram if row.memory else 0) / MIB)
     most = math.ceil(row.most / MIB)
     return f"{least} MiB" if least == most else f"{least} to {most} MiB"
 
@@ -149,8 +149,9 @@ def _row(row: Row) -> dict[str, Any]:
         "quantization": options.quantization.value if options else None,
         "kv_cache_type": options.kv_type.value if options else None,
         "command": options.command() if options else None,
-        "memory_bytes": row.memory.total if row.memory else None,
+        "memory_bytes": row.memory.ram if row.memory else None,
         "memory_most_bytes": row.most or None,
+        "flash_bytes": row.memory.flash or None if row.memory else None,
         "control_group_bytes": row.group_limit or None,
         "decode_tokens_per_s": _rate(found.decode) if found else None,
         "prefill_tokens_per_s": _rate(found.prefill, found.prompt) if found else None,

@@ -273,7 +273,7 @@ def main(debug: bool, **options: Any) -> None:
     6 artifact, 7 output, 130 Ctrl-C, 143 SIGTERM.
     """
     with command("gemmake", debug, "no artifact was written"):
-        from gemmake import machine
+        from gemmake import firmware, machine
         from gemmake.naming import default_output
         from gemmake.pipeline import compile_model
         from gemmake.progress import shown
@@ -282,7 +282,7 @@ def main(debug: bool, **options: Any) -> None:
         if options["output"] is None:
             model, target = options["model"], options["target"]
             options["output"] = default_output(model, target, options["bsp_version"])
-        request = asked(**options)
+        request = asked(**firmware.usual(options))
         machine.warn("gemmake")
         with shown("gemmake", request.verbose) as reporter:
             result = compile_model(request, reporter)

@@ -224,6 +224,7 @@ class Storage(_Table):
 
     kind: Literal["nvme", "sata", "emmc", "sd", "usb", "flash"]
     seq_read_mbps: Quantity
+    size_mib: Positive | None = None
 
 
 class PowerMode(_Table):
@@ -319,8 +320,18 @@ class Hdf(_Table):
         """The instruction set's name, as in the target table."""
         return self.target.arch
 
+    @property
+    def bare(self) -> bool:
+        """True for a board without a system: firmware uses the artifact where it lies in flash."""
+        return self.target.os == "bare"
+
     def budget_bytes(self) -> int:
-        """What a model may take, in bytes (whole MiB); 0 = not known, the device decides."""
+        """The budget of the total that an artifact declares, in bytes; 0 = not known, the device
+        decides. Of that total firmware holds only a part in RAM."""
+        return 0 if self.bare else self.ram_bytes()
+
+    def ram_bytes(self) -> int:
+        """What a model may take of RAM, in bytes (whole MiB); 0 = not known."""
         if self.memory is None:
             return 0
         total = self.memory.visible_mib
@@ -500,15 +511,6 @@ def with_bsp(hdf: Hdf, version: str | None) -> Hdf:
     return hdf.model_copy(update={"bsp_version": version})
 
 
-def compilable(hdf: Hdf) -> None:
-    """Refuse a board that gemmake makes no artifact for, before anything is read."""
-    if hdf.target.os == "bare":
-        raise TargetError(
-            f"{hdf.id}: the engine has no kernels for a microcontroller without a system "
-            "(target.os is bare); use a board with Linux: gemmake hdf list"
-        )
-
-
 def canonical_sha256(stored: bytes) -> bytes:
     """The binding hash of a stored canonical form (32 bytes): its policy is left out first."""
     tables = json.loads(stored)
@@ -652,7 +654,7 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
             yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
     for mode in hdf.power_mode:
         yield from (f"power_mode {mode.id}: {problem}" for problem in _mode_problems(hdf, mode))
-    if hdf.memory and hdf.target.os != "bare" and hdf.budget_bytes() == 0:
+    if hdf.memory and hdf.ram_bytes() == 0:
         yield _no_budget(hdf.policy, hdf.memory.visible_mib)
     yield from _size_of_the_name(hdf)
     yield from _features_of_the_core(hdf)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmake import calibration, kvgroups, machine, output, pinning, planning, record
+from gemmake import calibration, firmware, kvgroups, machine, output, pinning, planning, record
 from gemmake.emit import Host, Tally
 from gemmake.errors import UsageError
 from gemmake.failures import sentences
-from gemmake.hdf import compilable, load_hdf, with_bsp, with_policy
+from gemmake.hdf import load_hdf, with_bsp, with_policy
 from gemmake.kvmask.chat import compiled
 from gemmake.load import load_checkpoint
 from gemmake.model import ModelSpec
@@ -129,7 +129,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     pin_text = pinning.text_of(options)
     board = with_bsp(load_hdf(options.target), options.bsp_version)
     hdf = with_policy(board, options.reserve_mib, options.ram_fraction)
-    compilable(hdf)
+    options = firmware.adapted(options, hdf)
     hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gemmake import __version__
+from gemmake import __version__, firmware
 from gemmake.emit import Tally
 from gemmake.hdf import MIB, with_policy
 from gemmake.kvmask.budgets import budgets_for
@@ -158,7 +158,8 @@ def memory_of(state: State) -> Memory:
     """What a run takes, from the finished plan."""
     assembled = assemble.assemble(records_of(state, len(manifest_of(state, {}))))
     ram = assembled.totals
-    return Memory(ram.weights, ram.tables, ram.arena, ram.kv, ram.engine, ram.stacks)
+    parts = (ram.weights, ram.tables, ram.arena, ram.kv, ram.engine, ram.stacks)
+    return Memory(*parts, in_flash=state.hdf.bare)
 
 
 def within_budget(state: State, decided: bool = False) -> State:
@@ -166,15 +167,14 @@ def within_budget(state: State, decided: bool = False) -> State:
     BudgetError where the target cannot hold it; until it is decided what KV heads keep, where it
     could not at best.
     """
-    if state.hdf.memory is None:
-        return state
     memory = memory_of(state if decided else least(state))
-    granted = state.hdf.budget_bytes()
-    if memory.total <= granted:
+    firmware.check_flash(memory, state.hdf)
+    granted = state.hdf.ram_bytes()
+    if state.hdf.memory is None or memory.ram <= granted:
         return state
     if not decided:
         for smaller in _offloaded(state):
-            if memory_of(least(smaller)).total <= granted:
+            if memory_of(least(smaller)).ram <= granted:
                 return smaller
     check_budget(memory, granted, state.hdf.id, remedies(state), state.options.share())
     return state
@@ -253,7 +253,7 @@ def _share(state: State) -> Iterator[Remedy]:
     if options.ram_fraction is not None:
         share = max(options.ram_fraction, share_of(wanted, visible))
         changed = replace(changed, ram_fraction=share)
-    grants = with_policy(hdf, changed.reserve_mib, changed.ram_fraction).budget_bytes()
+    grants = with_policy(hdf, changed.reserve_mib, changed.ram_fraction).ram_bytes()
     if grants >= total:
         name, command = changed.share(options), changed.command()
         yield Remedy(name, total, command, options.context, grants=grants)
@@ -272,8 +272,13 @@ def _remedy(state: State, name: str, options: CompileOptions) -> Remedy:
 
 def _steps(state: State) -> Iterator[tuple[str, CompileOptions]]:
     """Options that lower the total, each with the others as they are: the prefill step, the KV
-    cache, what of the head stays in memory, the weights, the profile, the context, the storage."""
+    cache, what of the head stays in memory, the weights, the profile, the context, the storage. Of
+    firmware, whose weights are in flash, the context."""
     options = state.options
+    if state.hdf.bare:
+        if (context := _longest(state, options)) < options.context:
+            yield f"--kv-cache-size {context}", replace(options, context=context)
+        return
     if options.chunk > SMALL_CHUNK:
         yield f"--prefill-chunk {SMALL_CHUNK}", replace(options, chunk=SMALL_CHUNK)
     if options.kv_type is KvType.DENSE:
@@ -305,23 +310,25 @@ def _lite(state: State) -> CompileOptions:
 
 def _shortest(state: State) -> int:
     """The smallest context to propose: a pinned prompt has to fit."""
-    return max(LEAST_CONTEXT, len(state.pinned.ids) + 2 if state.pinned else 0)
+    least = SMALL_CHUNK if state.hdf.bare else LEAST_CONTEXT
+    return max(least, len(state.pinned.ids) + 2 if state.pinned else 0)
 
 
 def _longest(state: State, options: CompileOptions) -> int:
-    """The longest context in steps of 128 tokens that fits the budget with these options, else the
-    shortest to propose; that of the options, where it is not longer."""
-    granted = state.hdf.budget_bytes()
-    low = -(-_shortest(state) // CONTEXT_STEP)  # steps, and `high` is known to be too long
-    high = -(-options.context // CONTEXT_STEP) + 1
+    """The longest context in steps of 128 tokens (firmware: 32) that fits the budget with these
+    options, else the shortest to propose; that of the options, where it is not longer."""
+    step = SMALL_CHUNK if state.hdf.bare else CONTEXT_STEP
+    granted = state.hdf.ram_bytes()
+    low = -(-_shortest(state) // step)  # steps, and `high` is known to be too long
+    high = -(-options.context // step) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        context = min(options.context, middle * CONTEXT_STEP)
+        context = min(options.context, middle * step)
         if _total(state, replace(options, context=context)) <= granted:
             low = middle
         else:
             high = middle
-    return min(options.context, low * CONTEXT_STEP)
+    return min(options.context, low * step)
 
 
 def _everything(state: State) -> CompileOptions:
@@ -337,12 +344,12 @@ def _everything(state: State) -> CompileOptions:
 
 
 def _total(state: State, options: CompileOptions) -> int:
-    """The total with other options, where KV heads would keep as little as they may, and groups of
+    """The RAM with other options, where KV heads would keep as little as they may, and groups of
     the cache that are to be measured are the finest. Bytes."""
     changed = replace(state, options=options, keeps=(), value4=(), key4=())
     if options.measured_kv and not state.kv_groups:
         changed = replace(changed, kv_groups=finest_groups(changed))
-    return memory_of(least(plan_memory(lay_out(changed)))).total
+    return memory_of(least(plan_memory(lay_out(changed)))).ram
 
 
 def finest_groups(state: State) -> tuple[int, ...]:

@@ -66,7 +66,8 @@ def report_lines(state: State) -> Iterator[str]:
             f"predicted prefill: {tokens_a_second(whole, long)} over {long} tokens, limited by "
             f"{whole.limit}"
         )
-    yield from _loading(found)
+    if not state.hdf.bare:  # firmware loads nothing
+        yield from _loading(found)
 
 
 def _loading(found: Prediction) -> Iterator[str]:

@@ -76,8 +76,11 @@ def render_result(result: CompileResult) -> str:
 
 
 def group_lines(hdf: Hdf, memory: Memory) -> Iterator[str]:
-    """What a control group has to allow, on a board that has any."""
-    if hdf.target.os == "bare":
+    """What a control group has to allow; of firmware what lies where."""
+    if hdf.bare:
+        yield (
+            f"firmware: {memory.ram} bytes of RAM, and the artifact's {memory.flash} bytes of flash"
+        )
         return
     yield f"  {'the process':<14}{mib(memory.process):>14}, beside the total: program, libraries"
     yield (

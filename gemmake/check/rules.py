@@ -182,6 +182,9 @@ def _layout_problems(artifact: Artifact, hdf: Hdf) -> Iterator[str]:
         yield f"budget of {header.ram_budget} bytes in the header, {budget} by the HDF"
     if budget and header.ram_total > budget:
         yield f"needs {header.ram_total} bytes, the target grants {budget}"
+    ram = header.ram_arena + header.ram_kv + header.ram_engine
+    if hdf.bare and hdf.memory is not None and ram > hdf.ram_bytes():
+        yield f"needs {ram} bytes of RAM, the target grants {hdf.ram_bytes()}"
     features = sizes.features_of(artifact.conf, artifact.segments, artifact.units)
     if header.required_features != features:
         yield f"features {header.required_features:#x}, the records need {features:#x}"

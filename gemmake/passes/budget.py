@@ -20,6 +20,17 @@ class Memory:
     kv: int
     engine: int
     stacks: int
+    in_flash: bool = False  # firmware: weights and tables are used where they lie
+
+    @property
+    def flash(self) -> int:
+        """What stays in flash."""
+        return self.weights + self.tables if self.in_flash else 0
+
+    @property
+    def ram(self) -> int:
+        """What a budget of memory has to hold."""
+        return self.total - self.flash
 
     @property
     def total(self) -> int:
@@ -69,22 +80,23 @@ class Remedy:
 def check_budget(
     memory: Memory, granted: int, target: str, remedies: Sequence[Remedy], own: str = ""
 ) -> None:
-    """Refuse a total above what the target grants (bytes). `own`: the options by which the caller
+    """Refuse RAM above what the target grants (bytes). `own`: the options by which the caller
     chose what that is.
 
     Raises BudgetError with the table of what takes what, what every option would lead to, and the
     command of the first that fits.
     """
-    if memory.total <= granted:
+    if memory.ram <= granted:
         return
     fitting = [r for r in remedies if r.over(granted) <= 0]
     chosen = f" with {own}" if own else ""
     lines = [
-        f"{target}: needs {mib(memory.total, 1)} but the target grants {mib(granted, 1)}{chosen}; "
+        f"{target}: needs {mib(memory.ram, 1)} but the target grants {mib(granted, 1)}{chosen}; "
         + ("use " + fitting[0].option if fitting else "no option makes it fit, use a smaller model")
     ]
-    lines += [_row(name, size, memory.total) for name, size in memory.rows()]
-    lines += [_row("total", memory.total, memory.total)]
+    rows = memory.rows()[2:] if memory.in_flash else memory.rows()
+    lines += [_row(name, size, memory.ram) for name, size in rows]
+    lines += [_row("total", memory.ram, memory.ram)]
     lines += [_proposal(r, granted) for r in sorted(remedies, key=lambda r: r.over(granted) > 0)]
     lines += [f"  {fitting[0].command}"] if fitting and fitting[0].command else []
     raise BudgetError("\n".join(lines))

@@ -173,6 +173,8 @@ def _what(layer: LayerSpec) -> str:
 
 def run_threads(hdf: Hdf) -> int:
     """Threads that the memory total is stated for: the policy's, or the target's fastest cores."""
+    if hdf.bare:
+        return 1
     if hdf.policy.threads != "auto":
         return min(int(hdf.policy.threads), records.MAX_THREADS)
     fast = [len(c.cores or ()) for c in hdf.cpu.cluster if c.kind != "little"]

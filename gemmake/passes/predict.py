@@ -192,6 +192,7 @@ def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = ""
     bandwidth, reading = _bandwidth(hdf, mode)
     speed, loading = _storage(hdf, storage)
     shared = hdf.memory is not None and hdf.memory.unified
+    loads = () if hdf.bare else (loading,)
     return Machine(
         mode=mode.id if mode is not None else "",
         threads=threads,
@@ -201,7 +202,7 @@ def machine_of(hdf: Hdf, mode: PowerMode | None, threads: int, storage: str = ""
         clocked=_clocked(mode),
         ceiling=ceiling,
         uncounted="" if cores else multiplying,
-        assumed=(reading, *((_SHARED,) if shared and bandwidth else ()), multiplying, loading),
+        assumed=(reading, *((_SHARED,) if shared and bandwidth else ()), multiplying, *loads),
     )
 
 
@@ -215,6 +216,8 @@ _REACHED = (
 
 
 def _bandwidth(hdf: Hdf, mode: PowerMode | None) -> tuple[Range | None, str]:
+    if hdf.bare:
+        return _flash(hdf)
     peak = mode.mem_peak_gbps if mode is not None else None
     if mode is None or peak is None:
         return None, (
@@ -229,6 +232,21 @@ def _bandwidth(hdf: Hdf, mode: PowerMode | None) -> tuple[Range | None, str]:
         low, high = peak * READING.low * STREAMING.low, peak * READING.high * STREAMING.high
         said = f"memory has {peak:g} GB/s at the peak{_doubt(origin)}: {_REACHED}"
     return Range(low * GB, high * GB), said
+
+
+def _flash(hdf: Hdf) -> tuple[Range | None, str]:
+    """Firmware reads weights where they lie."""
+    if hdf.storage is None:
+        return None, (
+            f"weights are read from flash, whose size and rate the description of {hdf.id} has not"
+        )
+    rate = hdf.storage.seq_read_mbps
+    doubt = _doubt(hdf.origin("storage.seq_read_mbps"))
+    told = f"weights are read from flash, at most {rate:g} MB/s{doubt}: {_REACHED}"
+    low, high = (rate * MB * r * s for r, s in zip(
+        (READING.low, READING.high), (STREAMING.low, STREAMING.high), strict=True
+    ))  # fmt: skip
+    return Range(low, high), told
 
 
 def _doubt(origin: Source | None) -> str:

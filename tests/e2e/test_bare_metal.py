@@ -14,6 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import compiling
+from gemmake.check.rules import check_file
+from gemmake.errors import BudgetError
+from gemmake.options import Effort
+from gemrun.format.reader import read_artifact
+from gemrun.format.spec import field_text
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "bare_metal"
 GOLDEN = ROOT / "tests" / "golden" / "v1.0"
@@ -72,15 +79,51 @@ def test_a_board_prints_the_digest_of_the_host(
     print(f"{board}, {name}: {text}{size.stdout}")
 
 
+@pytest.mark.parametrize(
+    ("target", "board"),
+    [("cortex-m55", "an547"), ("cortex-m7", "an500"), ("generic-armv7", "an547")],
+)
 def test_a_model_of_one_s_own(
-    tiny_checkpoint: Callable[..., Path], artifact_cache: Callable[..., Path], tmp_path: Path
+    target: str,
+    board: str,
+    tiny_checkpoint: Callable[..., Path],
+    artifact_cache: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    """The README's way: compiled for a class of boards, as gemmake has no plan for firmware."""
-    options = ("--target", "generic-armv7", "--effort", "fast", "--kv-cache-size", "64")
+    """The README's way: compiled for the board, or for any."""
+    options = ("--target", target, "--effort", "fast", "--kv-cache-size", "64")
     path = artifact_cache(tiny_checkpoint("llama3"), *options)
-    host, board = (said(name, path, tmp_path / name) for name in ("host", "an547"))
-    assert board == host
+    host, emulated = (said(name, path, tmp_path / name) for name in ("host", board))
+    assert emulated == host
     assert re.search(r"^test vectors passed: [1-9]", host, re.M), host
+    with read_artifact(path) as content:
+        header, conf = content.header, content.conf
+    assert field_text(header.target) == target
+    if target == "generic-armv7":
+        return
+    assert (conf.threads, conf.chunk, conf.context, header.ram_budget) == (1, 32, 64, 0)
+    needed = int(re.findall(r"^memory: (\d+) bytes$", host, re.M)[0])
+    assert needed == header.ram_engine + header.ram_arena + header.ram_kv
+    assert check_file(path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("context", "told"),
+    [
+        (4096, r"own: needs \d\.\d MiB but the target grants 2\.0 MiB; use --kv-cache-size \d+\n"),
+        (1 << 20, r"own: the artifact takes \d+\.\d MiB of flash and the board has 1 MiB; use "),
+    ],
+)
+def test_what_a_board_cannot_hold_is_refused(
+    context: int, told: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """RAM without the weights; flash with them and the rotary tables."""
+    board = tmp_path / "own.toml"
+    text = '[storage]\nkind = "flash"\nseq_read_mbps = 100\nsize_mib = 1\n'
+    board.write_text(f'inherits = ["cortex-m7"]\nid = "own"\n{text}')
+    options = {"target": str(board), "effort": Effort.FAST, "context": context}
+    with pytest.raises(BudgetError, match=told):
+        compiling.compiled(tiny_checkpoint("llama3"), tmp_path / "x.gembin", **options)
 
 
 @pytest.mark.parametrize("flags", M55_FLAGS)

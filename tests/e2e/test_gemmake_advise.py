@@ -73,7 +73,7 @@ def test_wrong_words_end_in_one_sentence() -> None:
         (("no-such", *NANO), 2, "no such file or folder"),
         (("1B", "--target", "no-board"), 4, "unknown target"),
         (("1B", *NANO, "--power-mode", "9W"), 2, "use one of 15W, 25W (default), MAXN_SUPER"),
-        (("1B", "--target", "cortex-m7"), 4, "no kernels for a microcontroller"),
+        (("1B", "--target", "cortex-m7"), 5, "no candidate does what is asked; missed is memory"),
         (("1B", *NANO, "--speed", "-1"), 2, "--speed: -1.0 tokens/s"),
     ):
         done = advise(*words)

@@ -99,14 +99,26 @@ def test_a_mistyped_word_is_told_what_was_meant() -> None:
     assert "Did you mean 'check'?" in done.stderr
 
 
-def test_a_microcontroller_is_refused_before_the_checkpoint_is_read(tmp_path: Path) -> None:
-    output = tmp_path / "x.gembin"
-    done = gemmake("--model", tmp_path / "none", "--target", "cortex-m55", "--output", output)
-    assert done.returncode == 4
+@pytest.mark.parametrize(
+    ("option", "value", "use"),
+    [
+        ("--quantization", "none", "int4 or int8"),
+        ("--kv-cache-type", "dynamic-sparse", "int8"),
+        ("--kv-values", "int4", "int8"),
+        ("--run-threads", "2", "1"),
+        ("--offload", "rows", "none: weights are read where they lie in flash"),
+    ],
+)
+def test_what_a_minimal_engine_does_not_read_is_refused_before_the_checkpoint_is(
+    tmp_path: Path, option: str, value: str, use: str
+) -> None:
+    output, board = tmp_path / "x.gembin", ("--target", "cortex-m55")
+    done = gemmake("--model", tmp_path / "none", *board, option, value, "--output", output)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "gemmake: cortex-m55: the engine has no kernels for a microcontroller without a system "
-        "(target.os is bare); use a board with Linux: gemmake hdf list\n"
+        f"gemmake: {option} {value}: firmware for cortex-m55 runs the minimal engine, which does "
+        f"not read that; use {use}\n"
     )
     assert not output.exists()
 
