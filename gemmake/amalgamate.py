@@ -7,8 +7,10 @@ first needed, and again where a condition of the preprocessor may have left that
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gemmake import __version__
@@ -23,6 +25,7 @@ OPEN = re.compile(r"#\s*if(?:n?def)?\b")
 OTHER = re.compile(r"#\s*(?:else|elif)\b")
 CLOSE = re.compile(r"#\s*endif\b")
 GUARD = re.compile(r"^#ifndef (\w+)\n#define \1$", re.M)
+Say = Callable[[str], None]
 Place = tuple[int, ...]  # the branches that a line stands in, outermost first
 
 
@@ -102,12 +105,13 @@ def write(source: Path, output: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def into(output: Path) -> Iterator[None]:
-    """A folder that things are built in; what fails leaves none that was not there. OutputError."""
+def into(output: Path, say: Say = lambda _: None) -> Iterator[None]:
+    """A folder that things are built in, by one command at a time: a second one says that it waits.
+    What fails leaves no folder that was not there. OutputError."""
     there = output.exists()
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        yield
+        with _alone(output, say):
+            yield
     except OSError as error:
         if not there:
             with contextlib.suppress(OSError):  # it holds what was built before
@@ -115,6 +119,28 @@ def into(output: Path) -> Iterator[None]:
         raise OutputError(
             f"{show(output)}: {error.strerror}; free some space, or choose another --output"
         ) from error
+
+
+@contextlib.contextmanager
+def _alone(output: Path, say: Say) -> Iterator[None]:
+    """The folder, made and locked until the end of the process or of this. The lock is the
+    folder's own, so that nothing is left in it."""
+    descriptor = _opened(output)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{show(output)}: another gemmake engine builds into it; waiting for its end")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        output.mkdir(parents=True, exist_ok=True)  # who had it may have taken it away
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(output: Path) -> int:
+    output.mkdir(parents=True, exist_ok=True)
+    return os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _made(path: Path) -> bool:

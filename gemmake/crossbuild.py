@@ -19,12 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmake import __version__, elf
-from gemmake.amalgamate import check_folder, foreign, into
+from gemmake.amalgamate import Say, check_folder, foreign, into
 from gemmake.errors import TargetError, UsageError
 from gemmake.failures import HostError, Stopped
 from gemmake.hdf import list_targets, load_hdf
@@ -56,7 +56,6 @@ KNOWN = (*TRIPLES, WASM, *BARE)
 LIBRARIES = ("gemrun_static", "gemrun_minimal")
 SYSTEM = ("gemrun_control", "gemrun_cli")  # what needs Linux
 UNWANTED = ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS", "DESTDIR", "CMAKE_TOOLCHAIN_FILE")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def build(recipe: Recipe, output: Path, say: Say = lambda _: None) -> Built:
     check_folder(output)
     _refuse_foreign(final)
     say(f"{recipe.name}: building")
-    with into(output), tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
+    with into(output, say), tempfile.TemporaryDirectory(prefix=".engine-", dir=output) as scratch:
         work, made = Path(scratch) / "build", Path(scratch) / "made"
         log.unlink(missing_ok=True)  # a link would be followed
         try:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from gemmake.errors import TargetError, UsageError
 from gemmake.files import read_small
@@ -520,7 +521,7 @@ def canonical_sha256(stored: bytes) -> bytes:
 
 def export_schema() -> dict[str, Any]:
     """JSON Schema of an HDF file, for editors. Nothing is required, as a base may bring it."""
-    schema = Hdf.model_json_schema()
+    schema = {"$schema": GenerateJsonSchema.schema_dialect, **Hdf.model_json_schema()}
     schema["properties"]["inherits"] = {"type": "array", "items": {"type": "string"}}
     for table in (schema, *schema.get("$defs", {}).values()):
         table.pop("required", None)
@@ -570,12 +571,8 @@ def _merge_entries(base: list[Any], over: list[Any]) -> list[Any]:
 def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dict[str, Any]:
     own = _read(path)
     real = path.resolve()
-    if real in chain:
-        raise TargetError(f"{show(path)}: inherits from itself; remove the circle")
-    if len(chain) >= MAX_DEPTH:
-        raise TargetError(f"{show(path)}: more than {MAX_DEPTH} files deep; inherit from fewer")
-    if len(files) >= MAX_FILES:
-        raise TargetError(f"{show(path)}: more than {MAX_FILES} files in all; inherit from fewer")
+    for problem in _too_many(real, chain, files):
+        raise _wrong(chain[-1], "inherits", f"inherits: {problem}")
     bases = own.pop("inherits", [])
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
         problem = "inherits is not a list of names; write inherits = [..]"
@@ -585,6 +582,17 @@ def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dic
         result = merge(result, _resolve_file(_base_path(path, name), (*chain, real), files))
     files.append(path)
     return merge(result, own)
+
+
+def _too_many(real: Path, chain: tuple[Path, ...], files: Sequence[Path]) -> Iterator[str]:
+    """What is wrong with one more file, of which the last one in the chain has the name."""
+    if real in chain:
+        circle = " -> ".join(show(path.name) for path in (*chain[chain.index(real) :], real))
+        yield f"{circle} is a circle; remove the circle"
+    if len(chain) >= MAX_DEPTH:
+        yield f"more than {MAX_DEPTH} files deep; inherit from fewer"
+    if chain and len(files) >= MAX_FILES:
+        yield f"more than {MAX_FILES} files in all; inherit from fewer"
 
 
 def _base_path(path: Path, name: str) -> Path:

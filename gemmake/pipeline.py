@@ -130,6 +130,7 @@ def _compile(options: CompileOptions, reporter: Reporter) -> CompileResult:
     board = with_bsp(load_hdf(options.target), options.bsp_version)
     hdf = with_policy(board, options.reserve_mib, options.ram_fraction)
     options = firmware.adapted(options, hdf)
+    thermal.check(hdf, options.temperature_threshold)
     hdf.mode(options.power_mode)  # an unknown one is refused before anything is read
     reporter.start("reading the checkpoint", 1)
     with host.clock.timed("checkpoint"):

@@ -4,7 +4,9 @@
         unwritten = 8                    its exit code when standard output cannot be written
 
 Output that cannot be written is no success: whatever option printed it, the command ends with one
-sentence on stderr and that exit code. A stderr that takes nothing changes no exit code.
+sentence on stderr and that exit code. A reader that had enough, as `head`, gets no sentence; the
+exit code is the same, because nobody knows whether it had all that it needed. A stderr that takes
+nothing changes no exit code.
 
 A word that is no command, and an option that is none, get those that were probably meant, however
 old click is. How errors are told may be changed: `tell`, `explain` and `known` are for that.
@@ -35,13 +37,15 @@ class Unwritten(BaseException):
 class _Output:
     """Standard output while a command runs: the first failure is remembered and ends the command.
 
-    `failed` holds the system's word for it; after it the stream leads nowhere, so that whatever
-    is still buffered disturbs nobody at the end of the process.
+    `failed` holds the system's word for it, `left` says that a reader went away; after it the
+    stream leads nowhere, so that whatever is still buffered disturbs nobody at the end of the
+    process.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.failed = ""
+        self.left = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -62,6 +66,7 @@ class _Output:
 
     def _fail(self, error: OSError) -> NoReturn:
         self.failed = error.strerror or str(error)
+        self.left = isinstance(error, BrokenPipeError)
         _silence(self._stream)
         raise Unwritten(self.failed) from error
 
@@ -110,11 +115,8 @@ class _Ended:
             sys.stdout = before
         if output is not None and output.failed:
             code = code or self.unwritten
-            self.tell(
-                code,
-                f"standard output: {output.failed}; free room on its disk, or give it a reader "
-                "that stays",
-            )
+            if not output.left:
+                self.tell(code, f"standard output: {output.failed}; free room on its disk")
         sys.exit(code)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ thermal resistance was measured.
 
 from __future__ import annotations
 
+from gemmake.errors import UsageError
 from gemmake.hdf import Hdf
 from gemrun.format import spec
 from gemrun.format.spec import Mode, Rung
@@ -45,6 +46,17 @@ def policy(hdf: Hdf, threshold: float | None) -> spec.Thermal:
         hysteresis_c=hdf.policy.hysteresis_c,
         device_max_c=hdf.policy.target_temp_c or 0.0,
     )
+
+
+def check(hdf: Hdf, threshold: float | None) -> None:
+    """Refuse a threshold that the kernel's passive trip comes before: it would never be reached.
+    Raises UsageError."""
+    passive = hdf.thermal.hw_passive_c if hdf.thermal else None
+    if threshold is not None and passive is not None and threshold >= passive:
+        raise UsageError(
+            f"--temperature-threshold {threshold:g}: the kernel of {hdf.id} throttles at "
+            f"{passive:g} \u00b0C by itself; use {passive - MARGIN_C:g} \u00b0C or less"
+        )
 
 
 def ladder(hdf: Hdf, threshold: float | None, mode: Mode) -> spec.Ladder:

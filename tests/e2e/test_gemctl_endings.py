@@ -344,16 +344,13 @@ READING = ("stats", "stats --history", "info", "throttle", "model list", "model 
 
 @pytest.mark.parametrize("line", READING)
 def test_a_reader_that_is_gone(line: str, daemon: Daemon) -> None:
-    """One sentence and the documented code, whatever the command has done."""
+    """The documented code, whatever the command has done, and no sentence."""
     read, write = os.pipe()
     os.close(read)
     done = finished(daemon, *line.split(), stdout=write)
     os.close(write)
     assert done.returncode == 8, done.stderr
-    assert done.stderr == (
-        "gemctl: standard output: Broken pipe; free room on its disk, or give it a reader that "
-        "stays\n"
-    )
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("words", ["events --follow", "events", "doctor", "stats"])
@@ -372,10 +369,8 @@ def test_head_takes_the_first_line(words: str, daemon: Daemon, versions: tuple[P
         time.sleep(0.05)
     out, err = command.communicate(timeout=60)
     assert out.count("\n") == 1
-    assert "Traceback" not in err
+    assert err == ""
     assert command.returncode in (0, 8)
-    if command.returncode:
-        assert "give it a reader that stays" in err
     assert daemon.ask(PROMPT)["text"] == answer_of(versions[0], PROMPT)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,32 @@ def test_a_stop_is_told_as_one_of_a_build_and_leaves_nothing(
         f"gemmake: stopped by {number.name}; a build that was not done left nothing; start it again"
     )
     assert list(output.iterdir()) == []
+
+
+def test_a_second_build_into_one_folder_waits_and_says_so(tmp_path: Path) -> None:
+    """Two at once had one log and one scratch folder; the compiler is a script that says that it
+    runs, and waits to be let go."""
+    ready, go, output = tmp_path / "ready", tmp_path / "go", tmp_path / "engine"
+    compiler = tmp_path / "slow-gcc"
+    compiler.write_text(f"#!/bin/sh\n: > {ready}\nuntil [ -e {go} ]; do sleep 0.1; done\nexit 1\n")
+    compiler.chmod(0o755)
+    environment = {
+        **os.environ, "CROSS_COMPILE": f"{tmp_path}/slow-", "TARGET_ARCH": "aarch64",
+        "PYTHONPATH": str(crossbuild.source_dir()),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "gemmake.cli", "engine", "--output", str(output)]
+    begin = partial(subprocess.Popen, command, env=environment, stderr=subprocess.PIPE, text=True)
+    first = begin()
+    while not ready.exists() and first.poll() is None:
+        time.sleep(0.02)
+    second = begin()
+    assert second.stderr is not None
+    told = [second.stderr.readline() for _ in range(2)]
+    assert told[0] == "slow: building\n"
+    assert told[1] == f"{output}: another gemmake engine builds into it; waiting for its end\n"
+    go.touch()
+    for process in (first, second):  # such a compiler fails, and each is told of its own failure
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert f"the build failed; see {output}/slow.log" in err
+        assert "No such file" not in err

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import compiling
+from gemmake.errors import UsageError
 from gemmake.hdf import Hdf, load_hdf
 from gemmake.passes import thermal
 from gemrun import GemRunContext, GemRunError
@@ -65,6 +67,34 @@ def test_a_ladder_that_begins_below_the_threshold_asked_for_is_told() -> None:
         notes = thermal.notes(ladder, threshold)
         assert len(notes) == len(told)
         assert all(words in note for words, note in zip(told, notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("board", "least", "told"),
+    [
+        ("jetson-orin-nano", 95.0, r"orin-nano throttles at 95 .C by itself; use 90 .C or less"),
+        ("jetson-agx-orin-64gb", 99.0, r"agx-orin-64gb throttles at 99 .C by itself; use 94 .C"),
+    ],
+)
+def test_a_threshold_that_the_kernel_comes_before_is_refused(
+    board: str, least: float, told: str
+) -> None:
+    hdf = load_hdf(board)
+    for threshold in (least, least + 0.5, 125.0):
+        with pytest.raises(UsageError, match=f"--temperature-threshold {threshold:g}: .*{told}"):
+            thermal.check(hdf, threshold)
+    for below in (least - 0.5, 30.0, None):
+        thermal.check(hdf, below)
+
+
+def test_a_board_without_a_trip_takes_every_threshold() -> None:
+    thermal.check(load_hdf("generic-aarch64"), 125.0)
+
+
+def test_a_threshold_is_judged_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    options = {"target": "jetson-orin-nano", "temperature_threshold": 95.0}
+    with pytest.raises(UsageError, match="throttles at 95"):
+        compiling.compiled(tmp_path / "none", tmp_path / "x.gembin", **options)
 
 
 def test_the_policy_is_bounded_by_the_kernels_trip() -> None:

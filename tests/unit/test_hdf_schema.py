@@ -261,12 +261,16 @@ def test_own_file_may_build_on_a_shipped_one(tmp_path: Path) -> None:
 def test_circles_and_long_chains_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 'inherits = ["b"]', "a.toml")
     write(tmp_path, 'inherits = ["a"]', "b.toml")
-    with pytest.raises(TargetError, match="remove the circle"):
+    with pytest.raises(TargetError) as caught:
         hdf.load_hdf(tmp_path / "a.toml")
+    told = f"{tmp_path}/b.toml: inherits: a.toml -> b.toml -> a.toml is a circle; remove the circle"
+    assert str(caught.value) == f"{told} (line 1)"
     for depth in range(hdf.MAX_DEPTH):
         write(tmp_path, f'inherits = ["d{depth + 1}"]', f"d{depth}.toml")
     write(tmp_path, MINIMAL, f"d{hdf.MAX_DEPTH}.toml")
-    with pytest.raises(TargetError, match="more than 4 files deep"):
+    with pytest.raises(
+        TargetError, match=r"d3\.toml: inherits: more than 4 files deep.*\(line 1\)"
+    ):
         hdf.load_hdf(tmp_path / "d0.toml")
     hdf.load_hdf(tmp_path / "d1.toml")  # one file fewer
 
@@ -280,7 +284,9 @@ def test_many_bases_and_loops_of_links_are_refused(tmp_path: Path) -> None:
     """In no time, whatever a file makes of the others."""
     write(tmp_path, "inherits = [" + '"c", ' * 300 + "]", "b.toml")
     write(tmp_path, "[policy]\nreserve_mib = 5\n", "c.toml")
-    assert "more than 32 files in all" in refused(tmp_path, "inherits = [" + '"b", ' * 300 + "]")
+    told = refused(tmp_path, "inherits = [" + '"b", ' * 300 + "]")
+    assert "b.toml: inherits: more than 32 files in all" in told
+    assert told.endswith("(line 1)")
     (tmp_path / "l.toml").symlink_to("m.toml")
     (tmp_path / "m.toml").symlink_to("l.toml")
     with pytest.raises(TargetError, match="symbolic links"):
@@ -344,6 +350,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_schema_for_editors() -> None:
     schema = hdf.export_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["additionalProperties"] is False
     assert {"inherits", "id", "policy", "power_mode"} <= set(schema["properties"])
     assert "required" not in schema
