@@ -420,7 +420,7 @@ def _trained(model: Model, wish: Wish) -> Verdict:
 def _memory(largest: State, advice: Advice) -> Verdict:
     """Of a plan that is over the budget, or over the flash of a board that has no system."""
     try:
-        firmware.check_flash(planning.memory_of(largest), advice.hdf)
+        firmware.check_flash(planning.memory_of(largest), advice.hdf, largest.options.quantization)
     except BudgetError as error:
         return Verdict(Fit.NO, str(error).partition(": ")[2], "a smaller model")
     granted, most = advice.granted, planning.memory_of(largest).ram

@@ -59,11 +59,12 @@ def _refused(options: CompileOptions) -> tuple[tuple[bool, str, str], ...]:
     )
 
 
-def check_flash(memory: Memory, hdf: Hdf) -> None:
+def check_flash(memory: Memory, hdf: Hdf, quantization: Quantization) -> None:
     """Refuse an artifact that is larger than the flash of the board, where that is described."""
     size = hdf.storage.size_mib if hdf.bare and hdf.storage is not None else None
     if size is not None and memory.flash > size * MIB:
+        int4 = "" if quantization is Quantization.INT4 else "--quantization int4 or "
         raise BudgetError(
             f"{hdf.id}: the artifact takes {mib(memory.flash, 1)} of flash and the board has "
-            f"{size} MiB; use --quantization int4 or a smaller model"
+            f"{size} MiB; use {int4}a smaller model"
         )

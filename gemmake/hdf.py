@@ -195,20 +195,22 @@ class Isp(_Table):
 
 
 class Thermal(_Table):
-    """Zones by their kernel `type`, and the trips of the kernel, which always win at run time."""
+    """Zones by their kernel `type`, and the trips of the kernel, which always win at run time: both
+    or none, where nobody read them."""
 
     zones: tuple[Text, ...] = ()
-    hw_passive_c: Celsius
-    hw_critical_c: Celsius
+    hw_passive_c: Celsius | None = None
+    hw_critical_c: Celsius | None = None
     rtheta_c_per_w: Quantity | None = None  # measured, or absent
     tau_s: Quantity | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Thermal:
-        if self.hw_passive_c > self.hw_critical_c:
-            raise ValueError(
-                f"hw_passive_c {self.hw_passive_c} exceeds hw_critical_c {self.hw_critical_c}"
-            )
+        passive, critical = self.hw_passive_c, self.hw_critical_c
+        if (passive is None) != (critical is None):
+            raise ValueError("hw_passive_c and hw_critical_c stand together; add the other one")
+        if passive is not None and critical is not None and passive > critical:
+            raise ValueError(f"hw_passive_c {passive} exceeds hw_critical_c {critical}")
         return self
 
 
@@ -340,10 +342,15 @@ class Hdf(_Table):
         return max(0, min(share, total - self.policy.reserve_mib)) * MIB
 
     @property
+    def passive_c(self) -> float | None:
+        """The kernel's passive trip, in degrees Celsius; None: nobody read it."""
+        return self.thermal.hw_passive_c if self.thermal else None
+
+    @property
     def throttle_c(self) -> float | None:
         """The throttle temperature when the user names none, in degrees Celsius."""
         limits = [self.policy.throttle_temp_c]
-        limits.append(self.thermal.hw_passive_c - 10.0 if self.thermal else None)
+        limits.append(None if self.passive_c is None else self.passive_c - 10.0)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def accelerators(self, kind: str) -> int:
@@ -656,8 +663,8 @@ def _contradictions(hdf: Hdf) -> Iterator[str]:
             yield f"{kind}: a name occurs twice; every entry needs its own"
     if hdf.power_mode and sum(mode.default for mode in hdf.power_mode) != 1:
         yield "power_mode: exactly one mode must have default = true"
-    if hdf.thermal and hdf.policy.throttle_temp_c is not None:
-        throttle, passive = hdf.policy.throttle_temp_c, hdf.thermal.hw_passive_c
+    if hdf.passive_c is not None and hdf.policy.throttle_temp_c is not None:
+        throttle, passive = hdf.policy.throttle_temp_c, hdf.passive_c
         if throttle >= passive:
             yield f"policy.throttle_temp_c {throttle} is not below thermal.hw_passive_c {passive}"
     for mode in hdf.power_mode:

@@ -168,7 +168,7 @@ def within_budget(state: State, decided: bool = False) -> State:
     could not at best.
     """
     memory = memory_of(state if decided else least(state))
-    firmware.check_flash(memory, state.hdf)
+    firmware.check_flash(memory, state.hdf, state.options.quantization)
     granted = state.hdf.ram_bytes()
     if state.hdf.memory is None or memory.ram <= granted:
         return state

@@ -364,9 +364,9 @@ class Temperature(Rule):
             return self.ok("Temperature threshold not set (the kernel's trips apply)")
         text = f"Temperature threshold {threshold:g}\u00b0C"
         if limit == 0:
-            board = subject.hdf.thermal
-            if board is not None and threshold >= board.hw_passive_c:
-                text += f" is not below the kernel's passive trip ({board.hw_passive_c:g}\u00b0C)"
+            passive = subject.hdf.passive_c
+            if passive is not None and threshold >= passive:
+                text += f" is not below the kernel's passive trip ({passive:g}\u00b0C)"
                 return replace(self.warn(text), hint=self.late)
             return self.ok(f"{text} (the target states no limit for continuous load)")
         if threshold <= limit:

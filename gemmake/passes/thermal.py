@@ -51,7 +51,7 @@ def policy(hdf: Hdf, threshold: float | None) -> spec.Thermal:
 def check(hdf: Hdf, threshold: float | None) -> None:
     """Refuse a threshold that the kernel's passive trip comes before: it would never be reached.
     Raises UsageError."""
-    passive = hdf.thermal.hw_passive_c if hdf.thermal else None
+    passive = hdf.passive_c
     if threshold is not None and passive is not None and threshold >= passive:
         raise UsageError(
             f"--temperature-threshold {threshold:g}: the kernel of {hdf.id} throttles at "
@@ -95,7 +95,7 @@ def limit(hdf: Hdf, threshold: float | None, mode: Mode) -> float | None:
 
     `performance` leaves all to the kernel up to its passive trip; the others stay below it.
     """
-    passive = hdf.thermal.hw_passive_c if hdf.thermal else None
+    passive = hdf.passive_c
     if mode is Mode.PERFORMANCE:
         return passive
     limits = [hdf.throttle_c]

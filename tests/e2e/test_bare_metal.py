@@ -111,7 +111,7 @@ def test_a_model_of_one_s_own(
     ("context", "told"),
     [
         (4096, r"own: needs \d\.\d MiB but the target grants 2\.0 MiB; use --kv-cache-size \d+\n"),
-        (1 << 20, r"own: the artifact takes \d+\.\d MiB of flash and the board has 1 MiB; use "),
+        (1 << 20, r"own: the artifact takes \d+\.\d MiB of flash and the board has 1 MiB; use a s"),
     ],
 )
 def test_what_a_board_cannot_hold_is_refused(

@@ -18,7 +18,7 @@ BOARDS = {
     ),
     "cortex-m55": (
         "cortex-m55",
-        "0ec2bdd119b638d8d5ffcd62501ba8a60e3af68e49b074af8e68f4155bd7c3e3",
+        "4d95fbb30bfecc19c30c9301250d3c46c79a77e5e3833147e7eed6752e35b9b6",
     ),
     "cortex-m7": (
         "cortex-m7",
@@ -58,11 +58,11 @@ BOARDS = {
     ),
     "jetson-agx-orin-32gb": (
         "agx-orin-32gb",
-        "3f73098ceb2b5384877ca677902f0db0582a724fb979f03a339702efe134a8cb",
+        "7814ddc04469e6c188e3bed851e39d8e04409e7e27f49f1f486ec10f1ed2b949",
     ),
     "jetson-agx-orin-64gb": (
         "agx-orin-64gb",
-        "dea2e3d68707ef43fe66b0b5fd4285566e5057e5834c59a9dfb1bb28cb0b0163",
+        "ca86de2ddad22f59814c514f31ac7cae90b045b4fa9878020e50b1089fa2fcf0",
     ),
     "jetson-orin-nano": (
         "jetson-orin-nano",
@@ -70,11 +70,11 @@ BOARDS = {
     ),
     "jetson-orin-nano-4gb": (
         "orin-nano-4gb",
-        "24e4b9bf0964e19e07b29ad8a81490b76be2f4cb809b7102815c41c9c1d97b3b",
+        "99afe17ae5d59ff6220aef85620c07c6e3d50a2938fb530b3bfa0a4025e03552",
     ),
     "jetson-orin-nano-4gb-super": (
         "orin-nano-4gb-s",
-        "5412d5a7e22bafcad44c303041fbe1e2275ac0b7a3cdd80a036f8f386737da32",
+        "4debc25a2dc7af0613b636cbe2654d2e3045ead828281fd51ef4974d3e756c70",
     ),
     "jetson-orin-nano-classic": (
         "orin-nano-15w",
@@ -86,15 +86,15 @@ BOARDS = {
     ),
     "jetson-orin-nx-16gb": (
         "orin-nx-16gb",
-        "e08bda8adef305b7bbecf16c04df844f26168723d20be1ae5fcfe06473f54063",
+        "ed3c8fb2f57efb2befdb986c2bd51ea0d103cc42302a145da77e78282b2b5242",
     ),
     "jetson-orin-nx-8gb": (
         "orin-nx-8gb",
-        "3eabd6f45b742f665d10e0b5f10abf6f992e5c238ea9c8b34c0641923d6f221c",
+        "1092933379d814e2e3706568ecd41773c654d691c427804f3b268be77c7e4311",
     ),
     "jetson-xavier-nx": (
         "jetson-xavier-nx",
-        "6e294b5287d81db75677e4e1dc04028c5084416609b6be6fb89556b6fbe86185",
+        "df92be2dfb851fe0902167799b81020ac7837d42f35f84111dd4a26aeeddefa2",
     ),
     "meter-256mb": (
         "meter-256mb",
@@ -166,6 +166,15 @@ def test_instruction_sets_have_a_source(name: str) -> None:
     board = hdf.load_hdf(name)
     if board.target.features and not board.generic and board.target.os == "linux":
         assert board.origin("target.features") is not None
+
+
+@pytest.mark.parametrize("name", [name for name in hdf.list_targets() if "jetson" in name])
+def test_modes_of_a_jetson_say_cores_and_clocks(name: str) -> None:
+    """Without them a speed is that of a clock that the mode does not have."""
+    board = hdf.load_hdf(name)
+    for mode in board.power_mode:
+        assert mode.cores_online is not None, mode.id
+        assert mode.cpu_max_mhz is not None or mode.id.startswith("MAXN"), mode.id
 
 
 def test_facts_of_some_boards() -> None:
