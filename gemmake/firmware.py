@@ -16,9 +16,7 @@ from gemmake.hdf import MIB, Hdf, load_hdf
 from gemmake.options import CHUNK, CompileOptions, KvType, Offload, Profile, Quantization
 from gemmake.passes.budget import Memory
 
-STEP = CHUNK[
-    Profile.LITE
-]  # tokens of a prefill step, of which a minimal engine makes no longer one
+STEP = CHUNK[Profile.LITE]  # tokens of a prefill step; a minimal engine makes no longer one
 
 
 def usual(options: dict[str, Any]) -> dict[str, Any]:
