@@ -86,10 +86,11 @@ async def replace(
     with models.changing(program, "a replacement"):
         h.begin("verify" if digest else "stage")
         await h.announce()
+        if digest is None:
+            await check(h, h.job.descriptor)
         if program.trial is not None:
             raise _on_probation(program)
         if digest is None:
-            await check(h, h.job.descriptor)
             digest = await stage(h, h.job.descriptor)
         if program.digest == digest and program.enabled:
             models.store.release(program.name, digest)

@@ -398,6 +398,7 @@ def test_a_program_of_another_user_needs_no_look_into_the_store(
             tried = subprocess.run([*as_other, "cat", stored], capture_output=True, check=False)
             assert tried.returncode != 0
             assert b"Permission denied" in tried.stderr
+            wait_for(lambda: not daemon.call("model.status", name="line-3")["on_probation"])
             # it is opened again from where it is
             daemon.gemctl("model", "--disable", "--name", "line-3")
             wait_for(lambda: other.mapped(".gembin") == 0)

@@ -174,7 +174,7 @@ def test_two_pairs_differ_and_a_failure_leaves_none(
             signing.keygen(base)
     with pytest.raises(UsageError):
         signing.keygen(tmp_path / "c", "x" * 201)
-    assert signing.keygen(tmp_path / "d", "a\nb").comment == "a?b"
+    assert signing.keygen(tmp_path / "d", "a\nb").comment == r"a\x0ab"
     real = signing._create
 
     def fail(path: Path, text: str, mode: int) -> None:

@@ -385,7 +385,7 @@ def test_operating_points_are_optional_and_belong_to_the_hash(tmp_path: Path) ->
         ("[600, 1200]", "[0.9, 0.7]", "opp_volts falls as the clock rises"),
         ("[600, 1200]", "[700, 900]", "less than or equal to 2, not 700"),
         ("[600, 1200]", "[0.1, 0.9]", "greater than or equal to 0.2, not 0.1"),
-        ("[0, 1200]", "[0.7, 0.9]", "greater than 0, not 0"),
+        ("[0, 1200]", "[0.7, 0.9]", "greater than or equal to 0.001, not 0"),
         ("[600, 1200]\nmax_freq_mhz = 1500", "[0.7, 0.9]",
          "opp_mhz ends at 1200, max_freq_mhz is 1500; add the highest point"),
     ],
