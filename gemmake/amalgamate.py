@@ -89,7 +89,7 @@ def text_of(csrc: Path) -> str:
     return head + "\n".join(_Writer(csrc).file("gemrun_one.c")) + "\n"
 
 
-def write(source: Path, output: Path) -> list[str]:
+def write(source: Path, output: Path, say: Say = lambda _: None) -> list[str]:
     """Write gemrun.c and the headers for it; returns their names. UsageError where another's files
     have these names."""
     check_folder(output)
@@ -98,7 +98,7 @@ def write(source: Path, output: Path) -> list[str]:
     if any(path.exists() or path.is_symlink() for path in paths) and not _made(paths[0]):
         raise foreign(output)
     contents = [text_of(csrc).encode(), *((csrc / name).read_bytes() for name in copied)]
-    with into(output), contextlib.ExitStack() as together:
+    with into(output, say), contextlib.ExitStack() as together:
         for path, content in zip(paths, contents, strict=True):
             together.enter_context(whole(path)).write_bytes(content)
     return [str(path) for path in paths]

@@ -62,7 +62,8 @@ def engine(
         from gemmake import amalgamate, crossbuild
 
         if single_file:
-            console.echo("\n".join(amalgamate.write(crossbuild.source_dir(), output)))
+            made = amalgamate.write(crossbuild.source_dir(), output, console.say)
+            console.echo("\n".join(made))
             return
         request = crossbuild.Request(targets, libcs or crossbuild.LIBCS, plain_kernels)
         todo = crossbuild.recipes(request)
