@@ -110,8 +110,10 @@ def latency(artifact: Path, repeats: int) -> None:
             value[0] = 45.0
             wait_for(lambda: daemon.call("throttle.get")["duty"] == 1.0, 120)
             time.sleep(0.5)
-            value[0] = 64.0
+            value[0] = 50.0
             time.sleep(0.6)
+            before = daemon.call("throttle.get")["duty"]
+            assert before == 1.0, f"slowed down to {before} before it is hot"
             value[0] = 80.0
             began = time.monotonic()
             wait_for(lambda: daemon.call("throttle.get")["duty"] < 1.0)

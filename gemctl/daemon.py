@@ -60,6 +60,7 @@ EVERY_S = 1.0  # history, flash and watchdog
 STOP_S = 10.0
 GOODBYE_S = 2.0
 DESCRIPTORS_SPARE = 16  # a replacement and a few connections
+REFUSED_S, REFUSED_MOST = 10.0, 64  # a program that may not attach tries every two seconds
 ROOM_LEAST, ROOM_GOOD = 1 << 20, 1 << 30  # bytes on the disk of the state folder
 
 
@@ -105,6 +106,7 @@ class Daemon:
         self.bridge: Any = None
         self.bridge_ended = asyncio.Event()
         self.warnings: list[str] = []
+        self.refused: dict[str, tuple[float, str]] = {}  # programs: when and why, newest last
         self.place = str(config.daemon.socket)  # where it listens in fact
         self.activated = False  # its socket is systemd's
         self.reloading: asyncio.Future[None] | None = None
@@ -134,7 +136,7 @@ class Daemon:
         self.activated = given is not None
         sock = server.listen(self.config.daemon) if given is None else given
         self.place = str(sock.getsockname())
-        doors = server.Doors(self.check_attach, self.attach)
+        doors = server.Doors(self._may_attach, self.attach)
         front = server.Server(sock, self.config.daemon, self.api, doors)
         front.on_short = lambda error: self.log(error.message)
         jobs: list[Coroutine[Any, Any, None]] = [
@@ -374,6 +376,21 @@ class Daemon:
 
     # ---- programs that attach ----
 
+    def _may_attach(self, name: str) -> None:
+        """As check_attach. The program tries again and again and prints nothing: who looks for it
+        is told here, once by an event and by doctor as long as it tries."""
+        try:
+            self.check_attach(name)
+        except ApiError as error:
+            now, before = time.monotonic(), self.refused.pop(name[:64], (0.0, ""))
+            if error.message != before[1] or now - before[0] > REFUSED_S:
+                self.hub.publish("program.refused", name=name[:64], text=error.message)
+            self.refused[name[:64]] = (now, error.message)
+            while len(self.refused) > REFUSED_MOST:
+                del self.refused[next(iter(self.refused))]
+            raise
+        self.refused.pop(name, None)
+
     def check_attach(self, name: str) -> None:
         """Whether a program may attach under a name. Raises ApiError: bad_request, conflict, busy.
 
@@ -514,6 +531,10 @@ class Daemon:
         checks = [_check("warn", "daemon", line) for line in self.warnings]
         if line := self.lost.sentence(self.models.state):
             checks.append(_check("bad", "state", line))
+        since = time.monotonic() - REFUSED_S
+        checks += [
+            _check("warn", "attach", why) for when, why in self.refused.values() if when > since
+        ]
         program = find_program(self.config.worker.program)
         checks.append(
             _check("ok", "worker", f"{program} is there")
@@ -652,7 +673,7 @@ class Daemon:
 LOGGED = frozenset(
     {
         *("worker.exit", "worker.restart", "slot.faulted", "replace.done", "replace.failed"),
-        "throttle.unload",
+        *("throttle.unload", "program.refused"),
         *("probation.good", "probation.bad", "throttle.level", "sensor.fault", "sensor.ok"),
         *("mqtt.connected", "mqtt.lost", "audit", "config.reloaded", "hook", "model.switched"),
     }

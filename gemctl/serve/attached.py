@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 60.0  # a replacement opens, tests and warms before it answers
 STATS_S = 1.0
+SILENT_S = 5.0  # without an answer to `stats`
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,6 +60,7 @@ class Attached:
         self.task: asyncio.Task[None] | None = None
         self._models = models
         self._ready: dict[str, Any] = {}
+        self._heard = models.clock()  # its newest answer
         self._watched = (0, 0, 0)  # requests, failed and tokens where the daemon began to count
 
     async def run(self, pace: Pace) -> None:
@@ -85,6 +87,7 @@ class Attached:
         """Ask for its figures now; those of before stay where it does not answer."""
         with contextlib.suppress(ApiError):
             found = await self.channel.request("stats", ANSWER_S)
+            self._heard = self._models.clock()
             before, first = self._counts(), not self.figures
             self.figures = found
             if not first:
@@ -156,7 +159,14 @@ class Attached:
         return self.figures.get("way_back") is True
 
     @property
+    def silent(self) -> bool:
+        """It has not answered for a while: what is known of it is old."""
+        return self._models.clock() - self._heard > SILENT_S
+
+    @property
     def state(self) -> str:
+        if self.silent:
+            return "not answering"
         return "serving" if self.enabled else "disabled" if self._ready else "loading"
 
     def _memory(self) -> int:

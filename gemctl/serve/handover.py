@@ -219,13 +219,13 @@ async def _probation(models: Models, program: Attached, trial: Trial) -> None:
 
 async def _watched(models: Models, program: Attached, trial: Trial) -> str:
     """Until enough answers or time without a fault, or a fault: which one, or nothing. While its
-    model is disabled no time passes."""
+    model is disabled or the program does not answer no time passes."""
     seconds, answers = trial.left(program)
     while not trial.fault and seconds and answers and not program.channel.closed.is_set():
         if program.faults > trial.faults:
             return "its answers failed"
         await asyncio.sleep(PROBATION_LOOK_S)
-        trial.until += 0.0 if program.enabled else PROBATION_LOOK_S
+        trial.until += 0.0 if program.enabled and not program.silent else PROBATION_LOOK_S
         seconds, answers = trial.left(program)
     return trial.fault or ("its answers failed" if program.faults > trial.faults else "")
 

@@ -321,14 +321,17 @@ def test_a_version_is_on_probation(
         assert not status["on_probation"]
         assert [e["digest"] for e in daemon.events("probation.good")] == [digest]
         assert daemon.replace(second, name="line-3")["already"]
+        wait_for(lambda: program.versions(versions)[-1] == "b")
         program.more(versions, "b")
 
         daemon.gemctl("model", "rollback", "line-3")  # to its own file
+        wait_for(lambda: program.versions(versions)[-1] == "a")
         program.more(versions, "a")
         assert shown(daemon, "model", "status", "line-3")["digest"] is None
         found = daemon.call("model.replace", name="line-3", digest=digest[:12])
         assert (found["strategy"], found["digest"]) == ("attached", digest)
         wait_for(lambda: not daemon.call("model.status", name="line-3")["on_probation"])
+        wait_for(lambda: program.versions(versions)[-1] == "b")
         program.more(versions, "b")
         assert program.end() == (0, "")
 
@@ -358,6 +361,7 @@ def test_a_probation_is_ended_by_hand(
         assert found["previous"] is None
         program.more(versions, "b")
         daemon.gemctl("model", "rollback", "line-3")
+        wait_for(lambda: program.versions(versions)[-1] == "a")
         program.more(versions, "a")
         status = daemon.call("model.status", name="line-3")
         assert (status["digest"], status["on_probation"]) == (None, False)
@@ -533,6 +537,9 @@ def test_the_first_of_a_name_stays(
             row = listed(daemon)
             assert row is not None
             assert row["pid"] == first.pid
+            told = wait_for(lambda: daemon.events("program.refused"))
+            assert [event["name"] for event in told] == ["line-3"]
+            assert "is attached (process" in daemon.gemctl("doctor")
             assert first.end() == (0, "")
             wait_for(lambda: (r := listed(daemon)) and r["pid"] == second.pid)
             assert second.end() == (0, "")

@@ -232,7 +232,7 @@ def test_a_program_that_hangs_holds_nobody_up(daemon: Daemon, versions: tuple[Pa
         daemon.replace(versions[0], name="own")
         assert daemon.ask("abc")["generated_tokens"] == 8
         daemon.call("throttle.set", duty=0.5)
-        assert status(daemon)["state"] == "serving"
+        wait_for(lambda: status(daemon)["state"] == "not answering")
         assert daemon.call("stats", name="line-3")["model"] == "line-3"
         held.set()
 
