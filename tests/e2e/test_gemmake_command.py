@@ -44,7 +44,7 @@ def test_the_lines_of_a_verbose_compile(
     for words in ("peak memory of the compile", "of CPU", "search", "tensors in q4h", "note: "):
         assert words in text
     table = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert table == {"weights", "tables", "arena", "KV", "engine", "thread", "total"}
+    assert table == {"weights", "tables", "arena", "KV", "engine", "thread", "total", "the"}
 
 
 def test_a_quiet_compile_says_the_result_and_no_more(

@@ -240,7 +240,7 @@ def test_the_listing_and_gemcheck_say_what_passes_through(artifact: Made) -> Non
         [sys.executable, "-m", "gemmake.check.cli", path], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"Weights: \S+ MB of \S+ MB are in memory at once; \S+ MB are", done.stdout)
+    assert re.search(r"Weights: \S+ MiB of \S+ MiB are in memory at once; \S+ MiB are", done.stdout)
 
 
 # ---- memory that is locked ----

@@ -24,6 +24,9 @@ MakeTiny = Callable[..., Path]
 NANO = "jetson-orin-nano"
 
 
+HDF = Path(__file__).resolve().parents[2] / "hdf"
+
+
 def wish(**changes: object) -> Wish:
     """A small task on an Orin Nano."""
     asked = Wish(NANO, longest_input=64, answer=64, effort=Effort.FAST)
@@ -144,9 +147,14 @@ def test_speed_is_judged_by_the_ends_of_the_range() -> None:
     assert row("gemma-3-1b", speed=1e4).remedies[0].startswith("--power-mode MAXN_SUPER: ")
 
 
-def test_a_mode_whose_clock_is_not_described_promises_nothing() -> None:
-    """15 W on an AGX Orin hold cores and clock far below the highest; only the most is known."""
-    board = "jetson-agx-orin-64gb"
+def test_a_mode_whose_clock_is_not_described_promises_nothing(tmp_path: Path) -> None:
+    """15 W on an AGX Orin hold cores and clock far below the highest. In a description that does
+    not say how far only the most is known."""
+    text = (HDF / "jetson-agx-orin-64gb.toml").read_text(encoding="utf-8")
+    said = "cores_online = 4\ntdp_w = 15\ncpu_max_mhz = 1113.6\n"
+    assert text.count(said) == 1
+    board = str(tmp_path / "agx.toml")
+    Path(board).write_text(text.replace(said, "tdp_w = 15\n"), encoding="utf-8")
     rates = []
     for mode in ("MAXN", "15W"):
         found = row("gemma-3-1b", target=board, power_mode=mode).prediction
