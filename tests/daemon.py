@@ -75,6 +75,7 @@ class Daemon:
         self.config.write_text(toml(base), encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
         self.program: tuple[str, ...] = ("-m", "gemctl.daemon")
+        self.prefix: tuple[str, ...] = ()  # a command that becomes it, such as prlimit
 
     def fake_root(self) -> Path:
         """A machine without sensors, and with this one's memory (a stand-in for sysfs)."""
@@ -95,7 +96,7 @@ class Daemon:
         """Start it and wait until it answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *self.program, "--config", str(self.config)],
+                [*self.prefix, sys.executable, *self.program, "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 env=self.environment(),

@@ -98,13 +98,8 @@ def test_a_start_with_few_descriptors(limit: int, versions: tuple[Path, Path]) -
     """It says what is missing, or works."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     daemon = Daemon()
-    with contextlib.ExitStack() as stack:
-        stack.push(daemon.__exit__)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard[1]))
-        try:
-            daemon.start()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, hard)
+    daemon.prefix = ("prlimit", f"--nofile={limit}:{hard[1]}")
+    with daemon:
         error = refusal(daemon, versions[0])
         assert error is None or WORD in str(error), error
         assert daemon.answers()
