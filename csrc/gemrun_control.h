@@ -27,7 +27,7 @@ typedef struct gemrun_handle gemrun_handle_t;
 /* How to replace. Zeroed: the handle's configuration, both checks, no warm-up. */
 typedef struct gemrun_replacement {
     uint32_t size;                 /* sizeof(gemrun_replacement) */
-    uint32_t allow_layout_change;  /* 1: another context length or KV type is no reason to refuse */
+    uint32_t allow_layout_change;  /* 1: another context, KV type or shape is no reason to refuse */
     uint32_t skip_tests;           /* 1: do not replay the stored test vectors */
     uint32_t check_weights;        /* 1: check the weights' checksum too */
     const char *warmup_prompt;     /* one token is generated for it; NULL: none */

@@ -335,6 +335,7 @@ static gemrun_status take_facts(gs_model *m)
                     .has_chat = i.has_chat, .threads = s.threads, .ram_total = s.ram_total,
                     .ram_kv = s.ram_kv, .locked = s.locked_bytes,
                     .request = gemrun_request_default(m->ctx)};
+    f->layout = m->ctx->e.v.header.kv_layout_id;
     f->unlocked = gemrun_lockable(m->ctx) - s.locked_bytes;
     snprintf(f->name, sizeof f->name, "%s", i.name);
     snprintf(f->family, sizeof f->family, "%s", i.family);
@@ -402,7 +403,7 @@ static void flip(gemrun_handle_t *h, gs_model *m, bool replaces)
 static bool same_layout(gemrun_handle_t *h, const gs_model *m)
 {
     pthread_mutex_lock(&h->lock);
-    bool same = h->facts.context == m->facts.context && h->facts.kv_type == m->facts.kv_type;
+    bool same = h->facts.context == m->facts.context && h->facts.layout == m->facts.layout;
     pthread_mutex_unlock(&h->lock);
     return same;
 }
@@ -461,8 +462,8 @@ static gemrun_status replace(gemrun_handle_t *h, const gs_source *from, bool bac
     if (!m)
         return st;
     if (!o->allow_layout_change && !same_layout(h, m))
-        st = gs_refuse(GEMRUN_E_CONTEXT, from->path, "its context or KV type differs from the "
-                       "model in use; compile it alike, or allow the layout change");
+        st = gs_refuse(GEMRUN_E_CONTEXT, from->path, "its context, KV type or shape differs from "
+                       "the model in use; compile it alike, or allow the layout change");
     st = st == GEMRUN_OK ? prove(m, o, t) : st;
     if (st != GEMRUN_OK) {
         free_model(m);

@@ -14,6 +14,7 @@ typedef struct gs_facts { /* of a model, for the daemon; they outlive it */
     char name[65], family[17], target[17], kernel[40];
     char digest[GS_DIGEST]; /* as the daemon's store names its file; empty: the program's own */
     uint32_t context, kv_size, kv_type, has_chat, threads;
+    uint32_t layout; /* of the KV cache: equal for equal context, type and shape */
     uint64_t ram_total, ram_kv;
     uint64_t locked, unlocked; /* bytes kept from being paged out, and those that are not */
     gemrun_request request; /* its defaults */

@@ -384,6 +384,7 @@ class Api:
     async def model_load(self, p: LoadParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()
         self.models.model(p.name)
+        self.models.refuse_gone(p.name)
         digest = self._digest(p.name, p.digest)
         await self.models.procedure(Job(p.name, "load"), self._load(p.name, digest))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
@@ -457,6 +458,7 @@ class Api:
         if name is None:
             raise ApiError("not_found", "no model is active; name one")
         check_name(name)
+        self.models.refuse_gone(name)
         digest = None if fds else self._digest(name, p.digest)
         job = Job(name, "replacement", descriptor=os.dup(fds[0]) if fds else -1)
         return await self.models.procedure(job, self._replace(job, digest, p, call))

@@ -430,6 +430,7 @@ class Daemon:
             await program.channel.close()
             if self.models.programs.get(program.name) is program:
                 del self.models.programs[program.name]
+                self.models.program_left(program.name)
                 self.metrics.forget_model(program.name)
 
     def attached_named(self, name: str | None) -> Attached | None:

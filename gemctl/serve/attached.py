@@ -248,7 +248,7 @@ class Attached:
         """Free its model's memory after its last request."""
         started, freed = self._models.clock(), self._memory()
         with self._models.changing(self, "a disable"):
-            await self.channel.request("disable", ANSWER_S)
+            await self._order("disable")
             self.figures["enabled"] = False
         return {"model": self.name, "attached": True, "freed_bytes": freed, **self._took(started)}
 
@@ -257,9 +257,19 @@ class Attached:
         more: dict[str, Any] = {} if prompt is None else {"warmup_prompt": prompt}
         started = self._models.clock()
         with self._models.changing(self, "an enable"):
-            await self.channel.request("enable", ANSWER_S, **more)
+            await self._order("enable", **more)
             self.figures["enabled"] = True
         return {"model": self.name, "attached": True, **self._took(started)}
+
+    async def _order(self, op: str, **fields: Any) -> None:
+        """Let it do something. What takes too long may still be done: the error says so."""
+        try:
+            await self.channel.request(op, ANSWER_S, **fields)
+        except ApiError as error:
+            if error.code != "timeout":
+                raise
+            what = f"{self.name}: no answer to {op} within {ANSWER_S:g} s, it may still do it"
+            raise ApiError("timeout", f"{what}; see gemctl model status {self.name}") from None
 
     def _took(self, started: float) -> dict[str, float]:
         return {"ms": (self._models.clock() - started) * 1e3}
@@ -291,7 +301,7 @@ class Attached:
 
     async def back(self) -> None:
         """Let it go back to the model before. Raises ApiError where it cannot."""
-        await self.channel.request("rollback", ANSWER_S)
+        await self._order("rollback")
         await self.look()
 
 

@@ -179,12 +179,16 @@ def _on_probation(program: Attached) -> ApiError:
     return ApiError("busy", f"{what}; {how}")
 
 
-def begin_probation(models: Models, program: Attached, digest: str, fault: str = "") -> None:
-    """Watch a program with a version. `fault`: one that is known already."""
+def begin_probation(
+    models: Models, program: Attached, digest: str, fault: str = "", *, passed: bool = False
+) -> None:
+    """Watch a program with a version. `fault`: one that is known already; `passed`: only the disk
+    has not taken that yet."""
     limits, clock = models.config.models, models.clock
     answers = max(limits.probation_requests, 1)
     counts = (program.requests, program.faults)
-    trial = Trial(digest, clock() + limits.probation_s, answers, *counts, clock, fault)
+    until = clock() + (0 if passed else limits.probation_s)
+    trial = Trial(digest, until, answers, *counts, clock, fault)
     program.trial = trial
     trial.task = asyncio.create_task(_probation(models, program, trial))
 
@@ -193,9 +197,11 @@ def resume(models: Models, program: Attached) -> None:
     """It has come back, to another daemon perhaps: a version of the store that was not judged is
     on probation, one that was found bad is taken back."""
     digest, found = program.digest, models.stored(program.name)
-    if digest is None or program.trial is not None or digest in found.good:
+    if digest is None or program.trial is not None or digest == found.current:
         return
-    if digest in {bad for bad, _ in found.bad}:
+    if digest in found.good:  # what it went back to, where the disk had not taken that
+        begin_probation(models, program, digest, passed=True)
+    elif digest in {bad for bad, _ in found.bad}:
         begin_probation(models, program, digest, fault="was found bad before")
     elif digest in {version.digest for version in found.present}:
         begin_probation(models, program, digest)
@@ -316,7 +322,11 @@ async def rollback(h: Handover) -> dict[str, Any]:
         found = models.stored(h.name)
         if program.digest is not None and program.digest == found.current and found.previous:
             report = await _hand_over(h, found.previous, None, allow_layout_change=True)
-            await _keep(models, h.name, found.previous)
+            try:
+                await _keep(models, h.name, found.previous)
+            except ApiError as error:
+                begin_probation(models, program, found.previous, passed=True)
+                report = {**report, "not_kept": error.message}
             return {"model": h.name, **report}
         if not program.way_back:
             raise _no_way_back(program)

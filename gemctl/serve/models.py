@@ -35,6 +35,7 @@ from gemctl.store.store import Store, Versions, check_name
 
 __all__ = ["Model", "Models", "Pace"]
 OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
+GONE_MOST = 64  # names of programs remembered
 RETRIES = 1  # of a request whose worker ended under it
 R = TypeVar("R")
 
@@ -64,6 +65,7 @@ class Models:
         self.models: dict[str, Model] = {}
         self.pacing = Pacing(self.models, clock)
         self.programs: dict[str, Attached] = {}  # that attached themselves, by their names
+        self.gone: dict[str, None] = {}  # names of programs that were attached, the newest last
         self.on_attached: Callable[[Attached], None] = lambda _program: None
         self.max_new_tokens: int | None = None
         found = state.load()
@@ -86,6 +88,21 @@ class Models:
                 raise ApiError("not_found", f"{name}: no such model; see gemctl model list")
             self.add(name)
         return self.models[name]
+
+    def program_left(self, name: str) -> None:
+        """A program is gone, perhaps only while it is started again: its name stays its own."""
+        self.gone.pop(name, None)
+        self.gone[name] = None
+        while len(self.gone) > GONE_MOST:
+            del self.gone[next(iter(self.gone))]
+
+    def refuse_gone(self, name: str) -> None:
+        """Nobody takes a program's name while it is away: it could not attach any more. Raises
+        ApiError."""
+        model = self.models.get(name)
+        if name in self.gone and (model is None or not model.slots()):
+            what = f"{name}: is the name of a program that is not attached now"
+            raise ApiError("conflict", f"{what}; start it and try again, or use another name")
 
     def add(self, name: str) -> Model:
         """A model that may not have a version yet. Raises ApiError for what is no name."""

@@ -639,9 +639,22 @@ async def rollback(models: Models, model: Model, tell: Tell, job: Job) -> dict[s
         if previous is None:
             raise _no_way_back(model)
         report = await replace(r, previous, None, probation=False)
-        assert model.current is not None
-        await keep(r, model.current)
+        slot = model.current
+        assert slot is not None
+        try:
+            await keep(r, slot)
+        except ApiError as error:
+            _keep_later(r, slot, error.message)
+            report = {**report, "not_kept": error.message}
         return {"model": model.name, **report}
+
+
+def _keep_later(r: Replacement, slot: Slot, why: str) -> None:
+    """It serves and is good, and the disk took nothing: it is asked again, as after a probation."""
+    r.model.not_kept = why
+    r.models.hub.publish("probation.failed", model=r.model.name, text=why)
+    _ends[slot] = Ends(r.models.clock(), 0)
+    r.model.probation = asyncio.create_task(_probation(r, slot))
 
 
 def _no_way_back(model: Model) -> ApiError:

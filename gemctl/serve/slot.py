@@ -92,7 +92,7 @@ def unavailable(name: str, state: slots.State) -> ApiError:
     return ApiError("conflict", f"{name}: {what}; {remedy.format(name=name)}")
 
 
-OTHER_LAYOUT = "another context or KV type than the version that serves"
+OTHER_LAYOUT = "another context, KV type or shape than the version that serves"
 
 
 def other_layout(name: str) -> ApiError:

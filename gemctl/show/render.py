@@ -337,7 +337,10 @@ def replaced(found: dict[str, Any]) -> str:
 def rolled_back(found: dict[str, Any]) -> str:
     """gemctl model rollback."""
     who = f"{found['model']} {(found.get('digest') or UNKNOWN)[:12]}"
-    return f"{who}: the version before answers now"
+    left = (
+        f"; not kept until the disk takes it: {found['not_kept']}" if found.get("not_kept") else ""
+    )
+    return f"{who}: the version before answers now{left}"
 
 
 def bundled(found: dict[str, Any]) -> str:

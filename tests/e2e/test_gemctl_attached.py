@@ -431,8 +431,8 @@ def test_a_program_s_own_words_name_the_version(
         with pytest.raises(Refused) as caught:
             daemon.replace(short, name="line-3")
         assert str(caught.value) == (
-            "line-3: another context or KV type than the version that serves; compile it alike, or "
-            "give --allow-layout-change"
+            "line-3: another context, KV type or shape than the version that serves; compile it "
+            "alike, or give --allow-layout-change"
         )
         kept = list((daemon.folder / "state" / "models" / "line-3").glob("*.gembin"))
         assert not kept, "what the program refused stays in the store"

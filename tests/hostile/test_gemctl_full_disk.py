@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +96,33 @@ def test_waiting_ends_and_a_replacement_is_told_why(daemon: Daemon) -> None:
     assert "free room on its disk" in said
     said = daemon.gemctl(*by_digest, status["current"], code=9)
     assert "is not kept yet" in said
+
+
+@pytest.fixture
+def kept(disk: Disk, versions: tuple[Path, Path]) -> Iterator[Daemon]:
+    """Both versions are good, the second one serves, and the disk is full."""
+    with Daemon(daemon={"state": str(disk.folder / "state")}, models=PATIENT) as made:
+        for path in versions:
+            made.replace(path, name="pilot")
+            settled(made)
+        disk.fill()
+        yield made
+        made.stop()
+
+
+def test_a_rollback_that_the_disk_does_not_take_is_told(kept: Daemon, disk: Disk) -> None:
+    """The version before answers at once, which lasts as soon as there is room."""
+    before = kept.call("model.status", name="pilot")
+    said = kept.gemctl("model", "rollback", "pilot")
+    assert "not kept until the disk takes it" in said
+    status = kept.call("model.status", name="pilot")
+    assert (status["digest"], status["current"]) == (before["previous"], before["current"])
+    assert "No space left" in status["not_kept"]
+    disk.make_room()
+    status = settled(kept)
+    assert (status["digest"], status["current"]) == (before["previous"],) * 2
+    kept.stop(signal.SIGKILL)
+    kept.start()
+    assert wait_for(lambda: kept.call("model.list")["models"][0]["digest"]) == before["previous"], (
+        "a restart undoes it"
+    )

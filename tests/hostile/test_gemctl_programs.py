@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -235,6 +236,49 @@ def test_a_program_that_hangs_holds_nobody_up(daemon: Daemon, versions: tuple[Pa
         wait_for(lambda: status(daemon)["state"] == "not answering")
         assert daemon.call("stats", name="line-3")["model"] == "line-3"
         held.set()
+
+
+def test_a_program_that_hangs_does_not_pass(versions: tuple[Path, Path]) -> None:
+    """Time in which nobody knows how it does is none of its probation."""
+    with (
+        Daemon(models={"probation_s": 8.0, "probation_requests": 5}) as daemon,
+        Played(daemon) as program,
+    ):
+        attached(daemon)
+        daemon.replace(versions[1], name="line-3")
+        held = threading.Event()
+        known = dict(program.stats)
+
+        def late(_asked: dict[str, Any]) -> dict[str, Any]:
+            held.wait(60)
+            return known
+
+        program.replies["stats"] = late
+        wait_for(lambda: status(daemon)["state"] == "not answering")
+        left = status(daemon)["probation_left_s"]
+        assert left > 0
+        time.sleep(2.0)
+        assert status(daemon)["probation_left_s"] >= left - 0.5
+        held.set()
+        program.replies["stats"] = lambda _: known
+        assert judged(daemon, "probation.good")["model"] == "line-3"
+
+
+def test_the_name_of_a_program_that_is_away_is_its_own(
+    daemon: Daemon, versions: tuple[Path, Path]
+) -> None:
+    """A replacement while it is started again makes no model that takes its place."""
+    with Played(daemon):
+        attached(daemon)
+    wait_for(lambda: daemon.events("program.gone"))
+    with pytest.raises(Refused, match="not attached now; start it and try again") as caught:
+        daemon.replace(versions[0], name="line-3")
+    assert caught.value.code == "conflict"
+    assert daemon.call("model.list")["models"] == []
+    with Played(daemon):
+        wait_for(lambda: len(daemon.events("program.attached")) == 2)
+        daemon.replace(versions[0], name="line-3")
+        assert status(daemon)["attached"]
 
 
 NONSENSE: tuple[Any, ...] = (None, "many", -1, 1 << 60, 1e308, [], {}, True, 0.5)

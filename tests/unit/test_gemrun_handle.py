@@ -239,7 +239,7 @@ def test_what_is_refused_leaves_the_model(
         handle.replace(files["wrong"])
     with pytest.raises(PromptError, match="tokens, room for"):
         handle.replace(files["b"], warmup_prompt="x" * 600)
-    with pytest.raises(CallError, match="context or KV type differs") as caught:
+    with pytest.raises(CallError, match="context, KV type or shape differs") as caught:
         handle.replace(files["long"])
     assert caught.value.code == -7
     assert handle.infer("hello", 12, **GREEDY) == answers["a"]
