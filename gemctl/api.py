@@ -285,7 +285,9 @@ class Api:
         """A program that attached itself loads and asks its model by itself."""
         if method in NOT_ATTACHED and self._daemon.attached_named(name) is not None:
             what = f"{name}: is an attached program"
-            remedy = f"it takes disable, enable, replace and rollback; gemctl model status {name}"
+            remedy = (
+                f"it takes disable, enable, stage, replace, rollback; gemctl model status {name}"
+            )
             if method == "model.remove":
                 remedy = f"remove versions once its process has ended; gemctl model status {name}"
             raise ApiError("conflict", f"{what}; {remedy}")

@@ -180,6 +180,9 @@ def failure_of(status: Values, digest: str) -> Refused | None:
     if reasons:
         what = f"{name}: {short} was rolled back: {reasons[0]}"
         return Refused("failed", f"{what}; see gemctl events")
+    if status["digest"] != digest and status["state"] == "empty":
+        what = f"{name}: {short} was not judged: what ran it has ended"
+        return Refused("failed", f"{what}; start that and give the version again")
     if status["digest"] != digest:
         return Refused("failed", f"{name}: {short} serves no longer; see gemctl events")
     if status["current"] == digest:

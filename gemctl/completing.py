@@ -27,6 +27,8 @@ SHELLS: dict[str, type[ShellComplete]] = {
     "zsh": shell_completion.ZshComplete,
     "fish": shell_completion.FishComplete,
 }
+# Commands of which a program that attached itself takes none.
+OWN_ONLY = ("load", "unload", "pin", "priority", "switch", "switch-model", "remove")
 
 
 def script(shell: str) -> str:
@@ -132,7 +134,8 @@ def models(ctx: click.Context, incomplete: str) -> list[Item[str]]:
     found: list[Item[str]] = []
     with _quietly():
         for model in _ask(ctx, "model.list")["models"]:
-            if model["name"].startswith(incomplete):
+            fits = model["name"].startswith(incomplete)
+            if fits and not (model.get("attached") and ctx.command.name in OWN_ONLY):
                 active = ", active" if model["active"] else ""
                 found.append(Item(model["name"], help=f"{model['state']}{active}"))
     return found
@@ -141,7 +144,7 @@ def models(ctx: click.Context, incomplete: str) -> list[Item[str]]:
 def digests(ctx: click.Context, incomplete: str) -> list[Item[str]]:
     """Beginnings of the digests of the model that the line names, or of the active one."""
     found: list[Item[str]] = []
-    name = ctx.params.get("name")
+    name = ctx.params.get("name") or next(iter(ctx.args), None)
     with _quietly():
         status = _ask(ctx, "model.status", **({"name": name} if name else {}))
         for version in status["present"]:

@@ -56,7 +56,7 @@ class Attached:
         self.swap: dict[str, Any] = {}
         self.trial: Trial | None = None
         self.not_kept = ""  # why a version that has passed its probation is not the good one yet
-        self.channel = Channel(name)
+        self.channel = Channel(name, "its program has ended; start it and try again")
         self.task: asyncio.Task[None] | None = None
         self._models = models
         self._ready: dict[str, Any] = {}

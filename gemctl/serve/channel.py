@@ -60,8 +60,9 @@ def _refuse(word: str) -> None:
 class Channel:
     """One connection. `closed` is set once it cannot be used any more."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, gone: str = "its engine ended; send the request again") -> None:
+        """`gone`: what is told of a request that has no peer, or loses it."""
+        self.name, self._gone = name, gone
         self.closed = asyncio.Event()
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._queues: dict[int, asyncio.Queue[dict[str, Any] | None]] = {}
@@ -134,7 +135,7 @@ class Channel:
 
     def _open_writer(self) -> asyncio.StreamWriter:
         if self.closed.is_set() or self._writer is None:
-            raise ApiError("failed", f"{self.name}: its engine is gone; send the request again")
+            raise ApiError("failed", f"{self.name}: {self._gone}")
         return self._writer
 
     def send(self, op: str, **fields: Any) -> None:
@@ -180,7 +181,7 @@ class Channel:
                 event = await queue.get()
                 if event is None:
                     ended = True
-                    raise ApiError("failed", f"{self.name}: its engine ended; try again")
+                    raise ApiError("failed", f"{self.name}: {self._gone}")
                 ended = event["event"] in ENDS or op != "generate"
                 if event["event"] == "error":
                     raise error_of(event)

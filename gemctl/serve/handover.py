@@ -256,11 +256,15 @@ async def _judged(models: Models, program: Attached, trial: Trial, fault: str) -
 
 
 async def _keep(models: Models, name: str, digest: str) -> None:
+    await _take_as_good(models, name, digest)
+    models.hub.publish("probation.good", model=name, digest=digest)
+    await hooks.run(models.config.hooks, "good", name, digest, models.hub)
+
+
+async def _take_as_good(models: Models, name: str, digest: str) -> None:
     await asyncio.to_thread(models.store.mark_good, name, digest)
     in_use, count = models.in_use(), models.config.models.keep
     await asyncio.to_thread(models.store.collect, in_use, count)
-    models.hub.publish("probation.good", model=name, digest=digest)
-    await hooks.run(models.config.hooks, "good", name, digest, models.hub)
 
 
 async def roll_back(models: Models, program: Attached, digest: str, why: str) -> None:
@@ -323,7 +327,7 @@ async def rollback(h: Handover) -> dict[str, Any]:
         if program.digest is not None and program.digest == found.current and found.previous:
             report = await _hand_over(h, found.previous, None, allow_layout_change=True)
             try:
-                await _keep(models, h.name, found.previous)
+                await _take_as_good(models, h.name, found.previous)
             except ApiError as error:
                 begin_probation(models, program, found.previous, passed=True)
                 report = {**report, "not_kept": error.message}

@@ -123,7 +123,9 @@ class Models:
 
     def _first_remedy(self) -> str:
         """What to type so that a model answers where none is active."""
-        names = self.store.names()
+        names = [name for name in self.store.names() if name not in self.programs]
+        if not names and self.programs:
+            return f"see gemctl model list: {next(iter(self.programs))} is an attached program"
         good = [name for name in names if self.loadable(name)]
         if good:
             return f"gemctl switch-model {good[0] if len(good) == 1 else 'NAME'}"

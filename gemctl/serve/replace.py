@@ -353,6 +353,14 @@ def _fault_of(slot: Slot) -> str:
 async def keep(r: Replacement, slot: Slot) -> None:
     """Probation passed: it is the good version."""
     models, model = r.models, r.model
+    await _take_as_good(r, slot)
+    models.hub.publish("probation.good", model=model.name, digest=slot.digest)
+    await hooks.run(models.config.hooks, "good", model.name, slot.digest, models.hub)
+
+
+async def _take_as_good(r: Replacement, slot: Slot) -> None:
+    """It is the current version from now on, over a restart too."""
+    models, model = r.models, r.model
     old, model.kept = model.kept, None
     try:
         await asyncio.to_thread(models.store.mark_good, model.name, slot.digest)
@@ -362,8 +370,6 @@ async def keep(r: Replacement, slot: Slot) -> None:
             await models.drain(old, "probation passed")
     in_use, count = models.in_use(), models.config.models.keep
     await asyncio.to_thread(models.store.collect, in_use, count)
-    models.hub.publish("probation.good", model=model.name, digest=slot.digest)
-    await hooks.run(models.config.hooks, "good", model.name, slot.digest, models.hub)
 
 
 async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
@@ -642,7 +648,7 @@ async def rollback(models: Models, model: Model, tell: Tell, job: Job) -> dict[s
         slot = model.current
         assert slot is not None
         try:
-            await keep(r, slot)
+            await _take_as_good(r, slot)
         except ApiError as error:
             _keep_later(r, slot, error.message)
             report = {**report, "not_kept": error.message}

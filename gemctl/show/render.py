@@ -141,6 +141,11 @@ def blocks_of(values: list[float | None], width: int) -> list[float | None]:
     return [sum(part) / len(part) if part else None for part in known]
 
 
+def threads(count: float | None) -> str:
+    """How many."""
+    return f"{number(count)} thread{'' if count == 1 else 's'}"
+
+
 def blocks(found: dict[str, Any], width: int = 1) -> str:
     """What a block of a history's line is, of so many of its values."""
     return f"means of {found['step_s'] * width} s, newest right"
@@ -254,7 +259,7 @@ def model(found: dict[str, Any]) -> str:
          + (f", on probation: {left(found)}" if found["on_probation"] else "")],
         ["memory", mib(found["memory_bytes"])
          + (f", {mib(w['locked_bytes'])} of it locked" if w.get("locked_bytes") else "")],
-        ["worker", f"pid {w['pid']}, {w['threads']} threads, {w['kernel']}, engine {w['version']}"
+        ["worker", f"pid {w['pid']}, {threads(w['threads'])}, {w['kernel']}, engine {w['version']}"
          if w else UNKNOWN],
         ["context", (f"{w['kv_size']} tokens" if w else UNKNOWN) + f"; {auto_reset(found)}"],
         ["requests", f"{r['done']} done, {r['failed']} failed, {found['queued']} waiting"],
@@ -361,7 +366,7 @@ def throttle(found: dict[str, Any]) -> str:
         ["temperature", f"{number(found['temp_c'], 'C')}, predicted "
          f"{number(found['predicted_c'], 'C')}"],
         ["level", f"{found['level']} ({found['rung']}); {found['reason']}"],
-        ["duty", f"{found['duty'] * 100:.0f} % of the time, {number(found['threads'])} threads"],
+        ["duty", f"{found['duty'] * 100:.0f} % of the time, {threads(found['threads'])}"],
         ["clock cap", cap + ("" if found["powerd"] else " (gemctl-powerd is absent)")],
         ["external", ", ".join(found["external"]) or "none"],
     ]  # fmt: skip
