@@ -35,10 +35,11 @@ TIMES = {"event": "replaced", "tests": 1, "open_ms": 1, "test_ms": 1, "warmup_ms
 
 
 class Played:
-    """A program that attaches and answers by `replies`, of each op; `stats` may be changed."""
+    """A program that attaches and answers by `replies`, of each op; `stats` may be changed, but
+    those of its first answer are given here."""
 
-    def __init__(self, daemon: Daemon, ready: dict[str, Any] | None = None) -> None:
-        self.stats = dict(STATS)
+    def __init__(self, daemon: Daemon, ready: dict[str, Any] | None = None, **stats: Any) -> None:
+        self.stats = STATS | stats
         self.asked: list[dict[str, Any]] = []
         self.replies: dict[str, Reply] = {
             "stats": lambda _: self.stats,
@@ -213,8 +214,7 @@ def test_a_bad_version_that_comes_back_is_taken_back(
         daemon.replace(versions[1], name="line-3")
         daemon.call("model.rollback", name="line-3")
     wait_for(lambda: daemon.events("program.gone"))
-    with Played(daemon) as again:
-        again.stats = {**again.stats, "digest": digest, "way_back": True}
+    with Played(daemon, digest=digest, way_back=True) as again:
         wait_for(lambda: again.count("rollback") == 1)
         wait_for(lambda: len(daemon.events("probation.bad")) == 2)
 
