@@ -87,9 +87,9 @@ bench-demo:
 engine:
 	@$(BIN)/python -m gemmake.cli engine --output build/engine $(ENGINE)
 
-# The tests that compile whole C libraries: static builds with musl, WebAssembly. Needs make test once.
+# Of make test's tests those that compile for other machines: glibc, musl, WebAssembly.
 cross:
-	@$(BIN)/python -m pytest -m cross
+	@$(BIN)/python -m pytest -m cross -n 2 --dist worksteal
 
 # Everything that a host without a network needs, into dist/.
 bundle:

@@ -9,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from conftest import locked
 from gemmake import crossbuild
 from oracle.test_emulation_digests import NATIVE, SHAPES
 from reference import build
 from reference.make_image import make
 
-pytestmark = pytest.mark.cross  # compiles WASI's C library
+pytestmark = [pytest.mark.cross, pytest.mark.timeout(1800)]  # compiles WASI's C library
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "v1.0").glob("*.gembin"))
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def engine(run_dir: Path) -> Path:
+    """Built once a run, whichever worker asks first."""
     (recipe,) = crossbuild.recipes(crossbuild.Request(["wasm32"]))
-    return crossbuild.build(recipe, tmp_path_factory.mktemp("wasm")).folder
+    output = run_dir / "engine-builds"
+    with locked(output / recipe.name):
+        if not (output / recipe.name).is_dir():
+            crossbuild.build(recipe, output)
+    return output / recipe.name
 
 
 def program(engine: Path, source: Path, folder: Path) -> Path:
