@@ -16,6 +16,8 @@
 #define configSUPPORT_STATIC_ALLOCATION 1
 #define configSUPPORT_DYNAMIC_ALLOCATION 0
 #define configKERNEL_PROVIDED_STATIC_MEMORY 1
+/* No timers, but FreeRTOS up to 11.1 compiles the memory of their task all the same. */
+#define configTIMER_TASK_STACK_DEPTH configMINIMAL_STACK_SIZE
 #define configKERNEL_INTERRUPT_PRIORITY 255
 #define configMAX_SYSCALL_INTERRUPT_PRIORITY 191
 #define configPRIO_BITS 3

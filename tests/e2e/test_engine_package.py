@@ -53,6 +53,21 @@ def test_package_names_no_folder_of_this_machine(prefix: Path) -> None:
         assert str(prefix.parent) not in text, path.name
 
 
+def test_debian_packages_take_every_file(tmp_path: Path) -> None:
+    """dh_missing ends the whole build for a file that no package installs."""
+    for component in ("library", "cli"):
+        run(tool("cmake"), "--install", ROOT / "build/dev", "--component", component,
+            "--prefix", tmp_path / "usr")  # fmt: skip
+    lists = (ROOT / "packaging" / "debian").glob("*.install")
+    taken = [line for path in lists for line in path.read_text(encoding="utf-8").splitlines()]
+    triple = ["usr/lib/*/", "usr/lib/"]  # build/dev has no folder of the processor
+    found = {path for one in taken for path in tmp_path.glob(one.replace(*triple))}
+    files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert len(files) > 5
+    for path in files:
+        assert found & {path, *path.parents}, path.relative_to(tmp_path)
+
+
 def test_cmake_finds_it(prefix: Path, tmp_path: Path) -> None:
     run(tool("cmake"), "-S", EXAMPLE, "-B", tmp_path, "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DCMAKE_PREFIX_PATH={prefix}",

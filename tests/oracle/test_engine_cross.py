@@ -1,9 +1,9 @@
 """`gemmake engine`: libraries and command for other machines, run under emulation.
 
 The first build with a C library compiles that library, and zig keeps it in its cache: glibc's stubs
-take seconds, musl more than a minute of two cores. Each build replays the test vectors of the golden artifacts:
-the command, which holds the static library, and a small program with the shared one. The glibc
-builds run with Debian's C libraries.
+take seconds, musl more than a minute of two cores. Each build replays the test vectors of the
+golden artifacts: the command, which holds the static library, and a small program with the shared
+one. The glibc builds run with Debian's C libraries.
 """
 
 from __future__ import annotations

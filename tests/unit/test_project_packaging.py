@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import gemmake
 
@@ -62,3 +68,48 @@ def test_zephyr_module_names_files_that_exist() -> None:
     sources = re.findall(r"\.\./(csrc/\S+?\.c)\b", (ROOT / "zephyr/CMakeLists.txt").read_text())
     assert sources
     assert all((ROOT / name).is_file() for name in sources)
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[ModuleType]:
+    """packaging/verify.py."""
+    sys.path.insert(0, str(PACKAGING))
+    try:
+        yield importlib.import_module("verify")
+    finally:
+        sys.path.remove(str(PACKAGING))
+
+
+def test_every_row_has_a_log_that_the_table_links(verify: ModuleType) -> None:
+    linked = set(re.findall(r"\(logs/(\S+)\.txt\)", text("README.md")))
+    assert linked == set(verify.rows()) == {path.stem for path in verify.LOGS.iterdir()}
+    for row in verify.rows():
+        lines = text("logs", f"{row}.txt").splitlines()
+        assert len(lines) <= 60, row
+        assert lines[0] == f"$ python packaging/verify.py {row}"
+        assert lines[-1] == "exit 0", row
+
+
+def test_logs_name_no_folder_of_a_machine(verify: ModuleType) -> None:
+    for path in verify.LOGS.iterdir():
+        found = re.findall(
+            r"(?<![\w$}.~/])/(?:home|root|tmp|work|var)/\S*", path.read_text("utf-8")
+        )
+        assert not found, path.name
+
+
+def test_logs_are_of_the_pinned_projects(verify: ModuleType) -> None:
+    wanted = {name for row in verify.rows() for name in verify.stated(row, "wants")}
+    assert wanted == set(verify.pins())
+    for row in verify.rows():
+        for name in verify.stated(row, "wants"):
+            assert f"\n{name} {verify.pins()[name][0]} (" in text("logs", f"{row}.txt")
+
+
+def test_a_log_is_cut_and_names_no_folder(verify: ModuleType, tmp_path: Path) -> None:
+    said = "\n".join(f"\x1b[31mline {n} in {tmp_path}/x of {ROOT}\x1b[0m" for n in range(90))
+    lines = verify.clean(said, tmp_path)
+    assert lines[0] == ".. 44 lines .."
+    assert lines[-1] == "line 89 in $WORK/x of $ROOT"
+    assert len(lines) + 13 <= 60
+    assert verify.clean("x" * 500, tmp_path) == [f"{'x' * 160} .."]
