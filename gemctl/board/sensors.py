@@ -44,6 +44,7 @@ NO_ZONE = "no thermal zone of the processor gives a temperature"
 OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
 NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d{0,12})?([eE][+-]?\d{1,2})?", re.ASCII)
+MISTYPED = re.compile(r"([-+.0-9][^/]*)?")  # a factor that is none, not the end of a file's name
 ZONE_FOLDER = re.compile(r"thermal_zone(\d{1,4})", re.ASCII)
 
 # Zone types in lower case, with "-" for "_" and without "-thermal" at the end; hwmon chips by name.
@@ -572,6 +573,9 @@ def _parse_file(spec: str, rest: str, root: Path) -> Source:
     scale = 1.0
     if colon and NUMBER.fullmatch(tail):
         scale = float(tail)
+    elif colon and MISTYPED.fullmatch(tail):
+        remedy = "give a factor, such as :0.001, or :1 behind a name that ends like that"
+        raise _bad(spec, f"scale '{tail[:80]}' is no number", remedy)
     else:
         path = rest
     if not path.startswith("/") or ".." in Path(path).parts:

@@ -710,8 +710,13 @@ def _decide(
     spared = state.level == 0 and profile.prefill_cap > profile.cap
     slow = rung.slow and len(actuators.clusters) > 1
     if by_fault:
-        what = ", ".join(f"{name} {fault}" for name, fault in faults) or "over for less than 15 s"
-        why = f"{why}; sensor fault: {what}, so as careful as conservative"
+        what = ", ".join(f"{name} {fault}" for name, fault in faults)
+        what = (
+            f"sensor fault: {what}"
+            if faults
+            else f"less than {FAULT_LEAST_S:g} s after a sensor fault"
+        )
+        why = f"{why}; {what}, so as careful as conservative"
     return Decision(
         level=state.level,
         duty=state.duty,

@@ -151,7 +151,7 @@ async def _open(h: Handover, digest: str, prompt: str | None, allow_layout_chang
     times = {"test_ms": round(test_ms, 3), "warmup_ms": round(warmup_ms, 3)}
     await h.note("warmup", test_ms + warmup_ms, tests=tests, **times)
     await h.note("flip", flip_ms)
-    h.models.metrics.flip(flip_ms / 1e3)
+    h.models.metrics.flip(h.name, flip_ms / 1e3)
 
 
 def _report(h: Handover, strategy: str, digest: str, already: bool = False) -> dict[str, Any]:

@@ -599,7 +599,8 @@ class Models:
         model = self.model(name)
         with self.changing(model, "a removal"):
             if digest is not None:
-                await asyncio.to_thread(self.store.remove, name, digest, self.in_use())
+                how = policy.unloading(name, self.pinned(name))
+                await asyncio.to_thread(self.store.remove, name, digest, self.in_use(), how)
                 return
             if any(slot.loaded for slot in model.slots()):
                 remedy = policy.unloading(name, self.pinned(name))

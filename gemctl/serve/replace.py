@@ -247,7 +247,7 @@ async def _flip(r: Replacement, slot: Slot, probation: bool) -> float:
     model.passed.add(slot.digest)
     models.activate(slot, "flip")
     flip = models.clock() - started
-    models.metrics.flip(flip)
+    models.metrics.flip(model.name, flip)
     return flip
 
 
@@ -287,7 +287,7 @@ async def _report(r: Replacement, strategy: str) -> dict[str, Any]:
     await r.model.gaps.settle(GAP_MOST_S)
     gap = r.model.gaps.end()
     if gap is not None:
-        r.models.metrics.token_gap(gap)
+        r.models.metrics.token_gap(r.model.name, gap)
     swap = {
         "strategy": strategy,
         "phases_ms": dict(r.phases),

@@ -54,10 +54,10 @@ class Metrics:
     def queue_length(self, model: str, length: int) -> None:
         """Requests that wait."""
 
-    def flip(self, seconds: float) -> None:
+    def flip(self, model: str, seconds: float) -> None:
         """A model was swapped; how long requests had no target."""
 
-    def token_gap(self, seconds: float) -> None:
+    def token_gap(self, model: str, seconds: float) -> None:
         """A model was swapped; how long somebody who asked it got no token."""
 
     def temperatures(self, zones: Mapping[str, float | None]) -> None:
@@ -120,6 +120,20 @@ class Prometheus(Metrics):
         self._info = client.Gauge(
             "gemctl_model_info", "Models that serve; always 1", ["name", "digest"], **known
         )
+        self._flip = client.Histogram(
+            "gemctl_swap_flip_seconds",
+            "Time without a target at a swap",
+            model,
+            buckets=FLIP_BUCKETS,
+            **known,
+        )
+        self._gap = client.Histogram(
+            "gemctl_swap_max_token_gap_seconds",
+            "Longest time without a token for requests at a swap",
+            model,
+            buckets=FLIP_BUCKETS,
+            **known,
+        )
 
     def _make_of_machine(self, client: Any) -> None:
         known = {"registry": self._registry}
@@ -136,18 +150,6 @@ class Prometheus(Metrics):
         )
         for unknown in (self._level, self._duty, self._threshold):
             unknown.set(math.nan)
-        self._flip = client.Histogram(
-            "gemctl_swap_flip_seconds",
-            "Time without a target at a swap",
-            buckets=FLIP_BUCKETS,
-            **known,
-        )
-        self._gap = client.Histogram(
-            "gemctl_swap_max_token_gap_seconds",
-            "Longest time without a token for requests at a swap",
-            buckets=FLIP_BUCKETS,
-            **known,
-        )
         self._events = client.Counter("gemctl_events", "Events published", ["kind"], **known)
 
     def _known(self, model: str) -> bool:
@@ -186,7 +188,8 @@ class Prometheus(Metrics):
         if model not in self._models:
             return
         self._models.discard(model)
-        for family in (self._ttft, self._tokens, self._kv, self._queue, self._restarts):
+        own = (self._ttft, self._tokens, self._kv, self._queue, self._restarts)
+        for family in (*own, self._flip, self._gap):
             _remove(family, model)
         for outcome in OUTCOMES:
             _remove(self._requests, model, outcome)
@@ -202,11 +205,13 @@ class Prometheus(Metrics):
         if self._known(model):
             self._queue.labels(model).set(length)
 
-    def flip(self, seconds: float) -> None:
-        self._flip.observe(seconds)
+    def flip(self, model: str, seconds: float) -> None:
+        if self._known(model):
+            self._flip.labels(model).observe(seconds)
 
-    def token_gap(self, seconds: float) -> None:
-        self._gap.observe(seconds)
+    def token_gap(self, model: str, seconds: float) -> None:
+        if self._known(model):
+            self._gap.labels(model).observe(seconds)
 
     def temperatures(self, zones: Mapping[str, float | None]) -> None:
         self._zones = _gauges(self._temperature, self._zones, zones)

@@ -233,6 +233,8 @@ def mark(status: dict[str, Any], digest: str) -> str:
         back = before if current == status["digest"] else current
         words = {back: "serves again if the probation fails", status["digest"]: "on probation"}
         return words.get(digest, "")
+    if status.get("attached") and current != status["digest"]:  # a program with a file of its own
+        return "the newest good one, not in use" if digest == current else ""
     return {before: "previous", current: "current"}.get(digest, "")
 
 
@@ -248,6 +250,13 @@ def cancelled(found: dict[str, Any]) -> str:
     return f"{found['model']}: {found['what']} cancelled"
 
 
+def version_in_use(found: dict[str, Any]) -> str:
+    """The beginning of its digest; an attached program may have a file that the store has not."""
+    if found.get("attached") and found["digest"] is None:
+        return "its own file"
+    return (found["digest"] or UNKNOWN)[:12]
+
+
 def model(found: dict[str, Any]) -> str:
     """gemctl model status."""
     w, r = found["worker"] or {}, found["requests"]
@@ -255,7 +264,7 @@ def model(found: dict[str, Any]) -> str:
         ["name", found["name"] + (" (active)" if found["active"] else "")
          + (" (attached program)" if found.get("attached") else "")],
         ["state", found["state"] + (f", {found['busy']}" if found["busy"] else "")],
-        ["version", (found["digest"] or UNKNOWN)[:12]
+        ["version", version_in_use(found)
          + (f", on probation: {left(found)}" if found["on_probation"] else "")],
         ["memory", mib(found["memory_bytes"])
          + (f", {mib(w['locked_bytes'])} of it locked" if w.get("locked_bytes") else "")],

@@ -372,11 +372,14 @@ class Store:
             if name not in self._held.names and not durable.listing(folder):
                 os.rmdir(name, dir_fd=self._models)
 
-    def remove(self, name: str, digest: str, in_use: Collection[tuple[str, str]] = ()) -> None:
-        """Delete a version. ApiError: conflict where it is in use or current; not_found."""
+    def remove(
+        self, name: str, digest: str, in_use: Collection[tuple[str, str]] = (), how: str = ""
+    ) -> None:
+        """Delete a version. ApiError: conflict where it is in use (`how` to end that) or current;
+        not_found."""
         with self._change(name, digest) as (folder, found):
             if (name, digest) in in_use:
-                what = f"is in use; gemctl model unload {name} first"
+                what = f"is in use; {how or f'gemctl model unload {name}'} first"
                 raise ApiError("conflict", f"version {digest[:12]} of {name}: {what}")
             if digest == found.current:
                 what = f"is the current one; replace it first, or gemctl model remove {name}"

@@ -96,7 +96,7 @@ def test_a_replacement_tells_its_longest_gap(versions: tuple[Path, Path]) -> Non
         found = re.search(r", ([\d.]+) ms without a token at most", shown)
         assert found is not None, shown
         assert float(found[1]) >= STALL_S * 1e3
-        assert "gemctl_swap_max_token_gap_seconds_count 2.0" in metrics(port)
+        assert 'gemctl_swap_max_token_gap_seconds_count{model="pilot"} 2.0' in metrics(port)
 
 
 def test_who_waits_while_nothing_serves_is_counted(versions: tuple[Path, Path]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from candidates import digest_of
 from daemon import Daemon, settled
 from gemctl.client import Refused
 from gemctl.serve.artifact import declared
@@ -26,6 +27,9 @@ def test_the_proposal_of_a_refusal_can_be_carried_out(versions: tuple[Path, Path
             daemon.call("model.remove", name="first")
         proposed = str(refused.value).rpartition("; ")[2]
         assert str(loaded.value).endswith(f"{proposed} first")
+        with pytest.raises(Refused) as used:
+            daemon.call("model.remove", name="first", digest=digest_of(versions[0]))
+        assert str(used.value).endswith(f"{proposed} first")
         for line in proposed.split(", then "):
             daemon.gemctl(*shlex.split(line)[1:])
         daemon.replace(versions[1], name="second")

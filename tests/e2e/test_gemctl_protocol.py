@@ -8,13 +8,14 @@ import json
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from candidates import inflated
+from candidates import digest_of, inflated
 from daemon import ROOT, Daemon, settled
 
 PAGE = (ROOT / "gemctl" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -122,6 +123,90 @@ def test_a_job_and_its_cancel(daemon: Daemon, versions: tuple[Path, Path], tmp_p
     for shown, more in example.shown[1:]:
         alike(shown, found[shown["id"]], more)
     assert found["2"]["result"]["request"] == begun["event"]["job"]
+
+
+# ---- the engine's channel ----
+
+FRAME = re.compile(r"`(\{[^`]*\}|[a-z]+)`")
+ENDS = {"replaced": {"tests", "open_ms", "test_ms", "warmup_ms", "flip_ms"}}  # named in words there
+
+
+def frames() -> list[tuple[dict[str, Any], list[Any]]]:
+    """What is sent, and the events that its answer shows: whole ones, or their names."""
+    found = []
+    for row in re.findall(r'^\| (`\{"op":.*) \|$', PAGE, re.M):
+        sent, answer = (FRAME.findall(MORE.sub("}", cell)) for cell in row.split(" | "))
+        ops = [json.loads(word) for word in sent if word.startswith("{")]
+        shown = [json.loads(word) if word.startswith("{") else word for word in answer]
+        found += (
+            list(zip(ops, [[one] for one in shown], strict=True))
+            if len(ops) > 1
+            else [(ops[0], shown)]
+        )
+    return found
+
+
+class Engine:
+    """A worker as the daemon starts it."""
+
+    def __init__(self, command: Path, artifact: Path) -> None:
+        self._sock, theirs = socket.socketpair()
+        self._sock.settimeout(60)
+        words = [str(command), str(artifact), "--serve", str(theirs.fileno())]
+        self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._stream = self._sock.makefile("rb")
+
+    def send(self, frame: dict[str, Any]) -> None:
+        body = json.dumps(frame).encode()
+        self._sock.sendall(len(body).to_bytes(4, "little") + body)
+
+    def read(self) -> dict[str, Any]:
+        size = int.from_bytes(self._stream.read(4), "little")
+        found: dict[str, Any] = json.loads(self._stream.read(size))
+        return found
+
+    def close(self) -> int:
+        """A worker whose daemon is gone ends."""
+        self._stream.close()
+        self._sock.close()
+        return self._process.wait(60)
+
+
+def answered(shown: Any, found: dict[str, Any]) -> None:
+    """An event as the table shows it: its name, or keys of the same kinds among its keys."""
+    if isinstance(shown, str):
+        assert found["event"] == shown
+        assert set(found) >= ENDS.get(shown, set())
+        return
+    assert set(shown) <= set(found), found
+    assert all(type(found[key]) is type(value) for key, value in shown.items()), found
+    assert found["event"] == shown["event"]
+
+
+def test_frames_of_the_engine(gemrun_cli: Path, versions: tuple[Path, Path]) -> None:
+    """The table's rows in order, each to a worker: the answers that stand beside them."""
+    engine = Engine(gemrun_cli, versions[0])
+    assert engine.read()["event"] == "ready"
+    sent = []
+    for frame, shown in frames():
+        sent.append(frame["op"])
+        if frame["op"] == "cancel":  # of an answer that is on its way
+            engine.send({"op": "generate", "id": frame["id"], "prompt": "abc", "max_tokens": 60})
+            assert engine.read()["event"] == "token"
+        given = {"path": str(versions[1]), "digest": digest_of(versions[1]), "prompt": "abc"}
+        engine.send({key: given.get(key, value) for key, value in frame.items()})
+        events = [engine.read()]
+        while events[-1]["event"] == "token":
+            events.append(engine.read())
+        assert all(event.get("id", frame.get("id")) == frame.get("id") for event in events)
+        answered(shown[0], events[0] if frame["op"] == "generate" else events[-1])
+        answered(shown[1] if frame["op"] == "generate" else shown[0], events[-1])
+    assert sent == [
+        *("generate", "cancel", "pace", "ping", "stats", "test", "reset", "disable", "enable"),
+        *("replace", "rollback"),
+    ]
+    assert engine.close() == 0
 
 
 def test_attaching() -> None:

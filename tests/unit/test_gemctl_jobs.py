@@ -206,6 +206,9 @@ def status(current: str | None, previous: str | None, tried: str | None) -> dict
         (status(None, None, "c"), {"c": "on probation", "a": ""}),
         (status("a", "b", "a"),
          {"a": "on probation", "b": "serves again if the probation fails"}),
+        ({**status("a", "b", None), "attached": True}, {"a": "current", "b": "previous"}),
+        ({**status("a", "b", None), "attached": True, "digest": None},
+         {"a": "the newest good one, not in use", "b": ""}),
     ],
 )  # fmt: skip
 def test_what_a_version_is_to_its_model(found: dict[str, Any], marks: dict[str, str]) -> None:

@@ -32,8 +32,8 @@ def feed(metrics: Metrics) -> None:
     metrics.model_info("lm", "ab12")
     metrics.worker_restart("lm")
     metrics.queue_length("lm", 3)
-    metrics.flip(0.004)
-    metrics.token_gap(0.012)
+    metrics.flip("lm", 0.004)
+    metrics.token_gap("lm", 0.012)
     metrics.temperatures({"tj-thermal": 61.5, "cv0-thermal": None})
     metrics.power({"VDD_IN": 9.8})
     metrics.throttle(2, 0.7, 75.0)
@@ -55,8 +55,8 @@ def test_names_and_labels() -> None:
     assert found["gemctl_model_info", (("digest", "ab12"), ("name", "lm"))] == 1
     assert found["gemctl_worker_restarts_total", model] == 1
     assert found["gemctl_queue_length", model] == 3
-    assert found["gemctl_swap_flip_seconds_count", ()] == 1
-    assert found["gemctl_swap_max_token_gap_seconds_sum", ()] == 0.012
+    assert found["gemctl_swap_flip_seconds_count", model] == 1
+    assert found["gemctl_swap_max_token_gap_seconds_sum", model] == 0.012
     assert found["gemctl_temperature_celsius", (("zone", "tj-thermal"),)] == 61.5
     assert ("gemctl_temperature_celsius", (("zone", "cv0-thermal"),)) not in found
     assert found["gemctl_power_watts", (("rail", "VDD_IN"),)] == 9.8

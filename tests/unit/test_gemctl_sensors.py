@@ -469,7 +469,8 @@ def test_external_sensors_can_be_changed(tmp_path: Path, make: Callable[..., Sen
     [
         "", "lm75", "hwmon:lm75", "hwmon:lm75/in1", "hwmon:../../x/temp1", "hwmon:a/temp1/b",
         "iio:x", "iio:../x/temp", "iio:a/b/c", "file:", "file:relative", "file:/a/../b",
-        "file:/a:0", "file:/a:1e12", "mqtt:", "mqtt:a/#", "mqtt:+/a", "mqtt:$SYS/x", "http://x",
+        "file:/a:0", "file:/a:1e12", "file:/a:0,001", "file:/a:0.o01", "file:/a:", "file:/a:-",
+        "mqtt:", "mqtt:a/#", "mqtt:+/a", "mqtt:$SYS/x", "http://x",
         "mqtt:" + "a" * 300, "file:/a\nb", "file:/a\0b", "x" * 600, "hwmon:lm75/temp1234",
     ],
 )  # fmt: skip
@@ -479,6 +480,21 @@ def test_wrong_names_are_refused_in_one_sentence(spec: str) -> None:
     assert caught.value.code == "bad_request"
     assert caught.value.message.startswith("external sensor '")
     assert "; " in caught.value.message
+
+
+def test_a_name_with_a_colon(tmp_path: Path) -> None:
+    """In a folder's name as it is; in the file's own with a factor behind it."""
+    for folder, name, factor in (
+        ("0000:00", "temp", ""),
+        ("b", "c:d", ""),
+        ("b", "c:1d", ":1"),
+        ("b", "c:1d", ":2"),
+    ):
+        path = tmp_path / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("30\n")
+        celsius, _ = parse_source(f"file:{path}{factor}").read(0.0)
+        assert celsius == (60.0 if factor == ":2" else 30.0)
 
 
 def test_limits_of_the_configuration(tmp_path: Path) -> None:
