@@ -57,13 +57,15 @@ def with_test(shape: make_image.Shape, seed: int, file: Path, off: int = 0) -> b
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two versions of a model; others: of another context, cut short, with a wrong test vector."""
+    """Two versions of a model; others: of another context, of another shape in the same context,
+    cut short, with a wrong test vector."""
     folder = tmp_path_factory.mktemp("handle")
     scratch = folder / "scratch"
     made = {
         "a": with_test(SHAPE, 3, scratch),
         "b": with_test(SHAPE, 4, scratch),
         "long": with_test(replace(SHAPE, context=320), 3, scratch),
+        "deep": with_test(replace(SHAPE, layers=(*SHAPE.layers, make_image.Layer())), 3, scratch),
         "wrong": with_test(SHAPE, 3, scratch, off=1),
     }
     made["cut"] = made["a"][:-256]
@@ -239,11 +241,13 @@ def test_what_is_refused_leaves_the_model(
         handle.replace(files["wrong"])
     with pytest.raises(PromptError, match="tokens, room for"):
         handle.replace(files["b"], warmup_prompt="x" * 600)
-    with pytest.raises(CallError, match="context, KV type or shape differs") as caught:
-        handle.replace(files["long"])
-    assert caught.value.code == -7
+    for other in ("long", "deep"):
+        with pytest.raises(CallError, match="context, KV type or shape differs") as caught:
+            handle.replace(files[other])
+        assert caught.value.code == -7
     assert handle.infer("hello", 12, **GREEDY) == answers["a"]
     assert handle.stats().replaced == 0
+    handle.replace(files["deep"], allow_layout_change=True)
     handle.replace(files["long"], allow_layout_change=True)
     assert len(handle.infer("x" * 300, 1, **GREEDY)) == 1
 
