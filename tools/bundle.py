@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -46,8 +47,9 @@ case "$1" in /*) to="$1" ;; *) to="$PWD/$1" ;; esac
 cd "$(dirname "$0")"
 sha256sum --quiet --check SHA256SUMS
 ${PYTHON:-python3} -m venv "$to"
-"$to/bin/python" -m pip install --quiet --disable-pip-version-check --no-index \\
-  --find-links wheels "@WHAT@"
+# Whatever the caller's settings of pip and PYTHONPATH say.
+PIP_CONFIG_FILE=/dev/null "$to/bin/python" -I -m pip --isolated install --quiet \\
+  --disable-pip-version-check --no-index --find-links wheels "@WHAT@"
 echo "installed; next: $to/bin/gemmake --help"
 """
 
@@ -56,10 +58,13 @@ class BundleError(Exception):
     """The bundle cannot be made; the text says what to do."""
 
 
-def run(command: Sequence[str], what: str) -> None:
-    """Runs a command and shows its output only if it fails."""
+def run(command: Sequence[str], what: str, **more: str) -> None:
+    """Runs a command, with more in its environment, and shows its output only if it fails."""
     print(f"bundle: {what}", flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        env={**os.environ, **more},
+    )  # fmt: skip
     if done.returncode:
         sys.stderr.buffer.write(done.stdout)
         raise BundleError(f"{what}: failed with exit code {done.returncode}; see the output above")
@@ -87,11 +92,14 @@ def source_archive(folder: Path) -> None:
 
 def packages(wheel: Path, extras: str, given: Path | None) -> None:
     """Wheels of what the project needs, beside its own."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
-    command += ["--constraint", str(LOCK), "--dest", str(wheel.parent)]
-    if given is not None:
-        command += ["--no-index", "--find-links", str(given)]
-    run([*command, f"{wheel}[{extras}]" if extras else str(wheel)], "packages of the lock")
+    pip, more = [sys.executable, "-m", "pip"], {}
+    options = ["--constraint", str(LOCK), "--dest", str(wheel.parent)]
+    if given is not None:  # pip's settings may name other folders
+        pip, more = [*pip, "--isolated"], {"PIP_CONFIG_FILE": os.devnull}
+        options += ["--no-index", "--find-links", str(given)]
+    what = f"{wheel}[{extras}]" if extras else str(wheel)
+    command = [*pip, "download", "--quiet", "--only-binary=:all:", *options, what]
+    run(command, "packages of the lock", **more)
 
 
 def recipes(targets: Sequence[str]) -> list[Recipe]:

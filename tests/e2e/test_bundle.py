@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,41 @@ def test_damage_stops_the_installation(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "env").exists()
 
 
+def other_wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
+    """A wheel of somebody else's that holds nothing."""
+    folder.mkdir(exist_ok=True)
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    facts = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            f"{info}/METADATA", facts + "".join(f"Requires-Dist: {n}\n" for n in needs)
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def settings_of_pip(elsewhere: Path) -> dict[str, str]:
+    """Environment and settings that name another folder of packages."""
+    file = elsewhere.parent / "pip.conf"
+    file.write_text(f"[global]\nfind-links = {elsewhere}\n")
+    return {"PIP_CONFIG_FILE": str(file), "PIP_FIND_LINKS": str(elsewhere)}
+
+
+def test_given_wheels_are_all_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = other_wheel(tmp_path / "wheels", "one", "1.0", "two")
+    other_wheel(tmp_path / "given", "two", "1.0")
+    newer = other_wheel(tmp_path / "elsewhere", "two", "2.0")
+    for name, value in settings_of_pip(newer.parent).items():
+        monkeypatch.setenv(name, value)
+    bundle.packages(wheel, "", tmp_path / "given")
+    assert {path.name[:7] for path in wheel.parent.iterdir()} == {"one-1.0", "two-1.0"}
+
+
 def test_it_installs_without_an_index(made: Path, tmp_path: Path) -> None:
     script = made / "install.sh"
     text = script.read_text(encoding="utf-8")
@@ -66,7 +102,8 @@ def test_it_installs_without_an_index(made: Path, tmp_path: Path) -> None:
     )
     copy = made.parent / "install-here.sh"
     copy.write_text(text.replace('cd "$(dirname "$0")"', f'cd "{made}"'), encoding="utf-8")
-    environment = {**os.environ, "PYTHON": sys.executable, "PIP_CONFIG_FILE": os.devnull}
+    newer = other_wheel(tmp_path / "elsewhere", "gembin_toolchain", "9.0")
+    environment = {**os.environ, "PYTHON": sys.executable, **settings_of_pip(newer.parent)}
     done = subprocess.run(
         ["sh", copy, tmp_path / "env"], capture_output=True, text=True, check=False,
         env=environment,
