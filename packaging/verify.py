@@ -83,7 +83,7 @@ def facts(row: str, work: Path) -> Iterator[str]:
     for name in stated(row, "wants"):
         yield fetched(name, work)
     for command in stated(row, "tool"):
-        code, said = output(command)
+        code, said = output(command, **told(work))
         if code:
             sys.exit(f"verify: {row}: {command}: {said.strip()}; install it")
         yield next(line for line in said.splitlines() if line.strip())

@@ -90,6 +90,31 @@ def test_every_row_has_a_log_that_the_table_links(verify: ModuleType) -> None:
         assert lines[-1] == "exit 0", row
 
 
+# Run by hand only: its row says when, and that no log was kept.
+WITHOUT_LOG = {"Zephyr"}
+
+
+def logs_of_the_table() -> dict[str, str]:
+    """Rows of the table of packaging/README.md: name, and the cell of the log."""
+    table = re.findall(r"^\| (.+) \|$", text("README.md").split("\n\n")[1], re.M)[1:]
+    cells = [row.split(" | ") for row in table]
+    assert all(len(row) == 5 for row in cells)
+    return {re.sub(r"\[(.+)\]\(.+\)", r"\1", row[0]): row[-1] for row in cells}
+
+
+def test_every_row_of_the_table_has_a_log_that_ends_well() -> None:
+    rows = logs_of_the_table()
+    assert {name for name, log in rows.items() if log == "none kept"} == WITHOUT_LOG
+    for name, log in rows.items():
+        link = re.fullmatch(r"\[.+\]\((.+)\)", log)
+        assert (link is None) == (name in WITHOUT_LOG), name
+        if link:
+            path = PACKAGING / link[1]
+            assert path.is_file(), name
+            last = path.read_text(encoding="utf-8").splitlines()[-1]
+            assert path.parent.name != "logs" or last == "exit 0", name
+
+
 def test_logs_name_no_folder_of_a_machine(verify: ModuleType) -> None:
     for path in verify.LOGS.iterdir():
         found = re.findall(
