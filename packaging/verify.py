@@ -2,10 +2,10 @@
 
     python packaging/verify.py [--log] ROW..      rows: the names in packaging/verify
 
-A row is a shell script there. Its first comments say what it needs: `# wants: NAME` a project of
-requirements/integrations.txt, fetched into $WORK/NAME; `# tool: COMMAND` a program, whose first
-line of output is the version in the log. --log writes packaging/logs/ROW.txt, at most 60 lines,
-with this machine's folders left out. Exit 1 if a row fails.
+A row is a shell script there, for what needs no project of others but a compiler: those rows are
+run by hand. Its first comments name programs, `# tool: COMMAND`, whose first line of output is the
+version in the log. --log writes packaging/logs/ROW.txt, at most 60 lines, with this machine's
+folders left out. Exit 1 if a row fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "packaging" / "verify"
 LOGS = ROOT / "packaging" / "logs"
-PINS = ROOT / "requirements" / "integrations.txt"
 LAST, WIDTH = 46, 160  # lines of a script's output that a log keeps, and how much of each
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -34,17 +33,10 @@ def rows() -> list[str]:
     return sorted(path.stem for path in SCRIPTS.glob("*.sh"))
 
 
-def pins() -> dict[str, tuple[str, str]]:
-    """Tag and repository of each project."""
-    lines = PINS.read_text(encoding="utf-8").splitlines()
-    found = [line.split() for line in lines if line and not line.startswith("#")]
-    return {name: (tag, url) for name, tag, url in found}
-
-
-def stated(row: str, kind: str) -> list[str]:
-    """What a script's comments say behind `# KIND:`."""
+def tools(row: str) -> list[str]:
+    """Commands that tell a version, of a script's comments."""
     text = (SCRIPTS / f"{row}.sh").read_text(encoding="utf-8")
-    return re.findall(rf"^# {kind}: (.+)$", text, re.M)
+    return re.findall(r"^# tool: (.+)$", text, re.M)
 
 
 def output(command: list[str] | str, **more: str) -> tuple[int, str]:
@@ -56,21 +48,6 @@ def output(command: list[str] | str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def fetched(name: str, work: Path) -> str:
-    """Brings a project at its tag into $WORK; its name, tag and commit."""
-    tag, url = pins()[name]
-    folder = work / name
-    if not folder.is_dir():
-        clone = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
-        code, said = output([*clone, "--branch", tag, url, str(folder)])
-        if code:
-            sys.exit(
-                f"verify: {name}: not fetched from {url}: {said.strip()}; run it with a network"
-            )
-    commit = output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"])[1].strip()
-    return f"{name} {tag} ({commit})"
-
-
 def system() -> str:
     """What this machine runs, without its name."""
     return f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {platform.machine()}"
@@ -80,9 +57,7 @@ def facts(row: str, work: Path) -> Iterator[str]:
     """The head of a log."""
     yield f"$ python packaging/verify.py {row}"
     yield f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, {system()}"
-    for name in stated(row, "wants"):
-        yield fetched(name, work)
-    for command in stated(row, "tool"):
+    for command in tools(row):
         code, said = output(command, **told(work))
         if code:
             sys.exit(f"verify: {row}: {command}: {said.strip()}; install it")
@@ -122,7 +97,6 @@ def main() -> None:
     parser.add_argument("rows", nargs="+", metavar="ROW", choices=rows(), help=", ".join(rows()))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gem-verify-") as folder:
-        Path(folder).chmod(0o755)  # bitbake runs as another user
         passed = [verify(row, Path(folder), given.log) for row in given.rows]
     sys.exit(0 if all(passed) else 1)
 

@@ -1,6 +1,11 @@
 /* main.c: a model under Zephyr. Its part is ../../bare_metal/main.c, compiled as run_model. */
+#if __has_include(<zephyr/kernel.h>)
 #include <zephyr/kernel.h>
 #include <zephyr/sys/printk.h>
+#else /* before Zephyr 3.1 */
+#include <kernel.h>
+#include <sys/printk.h>
+#endif
 
 #include <gemrun_bare.h>
 
