@@ -351,12 +351,13 @@ def partition(programs: Sequence[Program]) -> tuple[tuple[int, int], ...]:
 
 
 def members(codes: CodeSet, ranges: Sequence[tuple[int, int]]) -> frozenset[int]:
-    """Classes that lie inside a set."""
-    found = set()
-    for first, number in ranges:
-        if any(low <= first <= high for low, high in codes):
-            found.add(number)
-    return frozenset(found)
+    """Classes that lie inside a set, by one code point each: no set tells those of a class apart."""
+    points = {number: first for first, number in ranges}
+    return frozenset(
+        number
+        for number, point in points.items()
+        if any(low <= point <= high for low, high in codes)
+    )
 
 
 def closure(
