@@ -451,6 +451,31 @@ static void answer_pace(gs_channel *c)
     send_event(c);
 }
 
+/* What a model is, for the daemon. */
+static void put_facts(gs_out *o, const gs_facts *f)
+{
+    put(o, "name", f->name);
+    put(o, "family", f->family);
+    put(o, "target", f->target);
+    put(o, "kernel", f->kernel);
+    gs_whole(o, "context", f->context);
+    gs_whole(o, "kv_type", f->kv_type);
+    gs_bool(o, "has_chat", f->has_chat != 0);
+    gs_whole(o, "ram_kv", f->ram_kv);
+    gs_whole(o, "locked_bytes", f->locked);
+    gs_whole(o, "unlocked_bytes", f->unlocked);
+}
+
+/* The newest request's figures; the cache is that of the model in use, in which one of another
+ * model left nothing. */
+static void put_last(gs_out *o, gemrun_stats last, const gs_facts *f)
+{
+    if (last.kv_size != f->kv_size)
+        last.kv_used = 0;
+    last.kv_size = f->kv_size;
+    put_run(o, &last);
+}
+
 static void answer_stats(gs_channel *c)
 {
     gemrun_handle_stats s = {.size = sizeof s};
@@ -463,7 +488,7 @@ static void answer_stats(gs_channel *c)
     gs_out *o = begin(c, "stats");
     gs_whole(o, "id", id_of(c->frame));
     gs_bool(o, "enabled", s.enabled != 0);
-    put(o, "name", f.name); /* of the newest model, as its memory */
+    put_facts(o, &f); /* of the newest model, as its memory */
     put(o, "digest", f.digest);
     gs_bool(o, "way_back", way_back);
     gs_whole(o, "ram_total", s.enabled ? f.ram_total : 0);
@@ -478,7 +503,9 @@ static void answer_stats(gs_channel *c)
     gs_whole(o, "replaced", s.replaced);
     gs_whole(o, "steps", s.steps);
     if (s.last.size > 0)
-        put_run(o, &s.last);
+        put_last(o, s.last, &f);
+    else
+        gs_whole(o, "kv_size", f.kv_size);
     send_event(c);
 }
 
@@ -678,21 +705,12 @@ static void send_ready(gs_channel *c)
     bool enabled = c->h->model != NULL;
     pthread_mutex_unlock(&c->h->lock);
     gs_out *o = begin(c, "ready");
-    put(o, "name", f.name);
-    put(o, "family", f.family);
-    put(o, "target", f.target);
-    put(o, "kernel", f.kernel);
+    put_facts(o, &f);
     put(o, "version", gemrun_version());
     gs_whole(o, "pid", (uint64_t)getpid());
-    gs_whole(o, "context", f.context);
     gs_whole(o, "kv_size", f.kv_size);
-    gs_whole(o, "kv_type", f.kv_type);
-    gs_bool(o, "has_chat", f.has_chat != 0);
     gs_whole(o, "threads", f.threads);
     gs_whole(o, "ram_total", f.ram_total);
-    gs_whole(o, "ram_kv", f.ram_kv);
-    gs_whole(o, "locked_bytes", f.locked);
-    gs_whole(o, "unlocked_bytes", f.unlocked);
     gs_bool(o, "enabled", enabled);
     gs_real(o, "open_ms", c->open_ms);
     send_event(c);

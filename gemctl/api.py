@@ -61,11 +61,20 @@ AUDITED = (
 AUDITED_FLAGS = ("reset", "allow_layout_change", "serial")
 CLASSES = {"high": 0, "normal": 1, "low": 2}
 CLEAN_S = 20.0  # for what a job that was cancelled has to put away
-# Methods that mean a model of the daemon: a program that attached itself takes none of them.
+# Methods that a program that attached itself does not take, as it loads and asks its model itself.
 NOT_ATTACHED = frozenset(
     {
         *("model.load", "model.unload", "model.pin", "model.priority", "model.switch"),
         *("model.remove", "generate"),
+    }
+)
+
+
+# Methods that need a program or would take its name, while it is away.
+NOT_ABSENT = frozenset(
+    {
+        *(NOT_ATTACHED - {"model.remove"}),
+        *("model.replace", "model.enable", "model.disable", "model.rollback", "stats"),
     }
 )
 
@@ -267,7 +276,10 @@ class Api:
         except ValidationError as error:
             sentence = wording.first(error, known.params)
             raise ApiError("bad_request", f"{method}: {sentence}") from None
-        self._refuse_attached(method, getattr(checked, "name", getattr(checked, "model", None)))
+        name = getattr(checked, "name", getattr(checked, "model", None))
+        self._refuse_attached(method, name)
+        if name is not None and method in NOT_ABSENT:
+            self.models.refuse_absent(name)
         if known.write and known.audit:
             self.hub.publish("audit", caller=caller.name, method=method, **_audited(checked))
         try:
@@ -309,7 +321,7 @@ class Api:
     async def model_list(self, p: NoParams, call: Call) -> dict[str, Any]:
         attached = self._daemon.attached_list()
         theirs = {row["name"] for row in attached}  # what was staged for them is no model of ours
-        known = {*self.models.store.names(), *self.models.models} - theirs
+        known = {*self.models.store.names(), *self.models.models, *self.models.known} - theirs
         ours = [name for name in known if self._is_model(name)]
         rows = [self._brief(name) for name in sorted(ours)] + attached
         return {"models": [{**row, "job": self._job(row["name"])} for row in rows]}
@@ -323,7 +335,11 @@ class Api:
         """Not a name of which no more is known than that a version was bad."""
         models = self.models
         model = models.models.get(name)
-        if name in models.state.models or (model is not None and (model.slots() or model.busy)):
+        if (
+            name in models.state.models
+            or models.is_absent(name)
+            or (model is not None and (model.slots() or model.busy))
+        ):
             return True
         return name in models.store.names() and bool(models.store.versions(name).present)
 
@@ -340,7 +356,7 @@ class Api:
         return {
             "name": name,
             "active": models.active == name,
-            "state": model.state if model is not None else "empty",
+            "state": self._state(name),
             "digest": slot.digest if slot is not None else current,
             "pinned": wanted.pinned if wanted is not None else False,
             "priority": model.priority if model is not None else 1,
@@ -348,7 +364,14 @@ class Api:
             "versions": len(versions.present) if versions is not None else 0,
             "probation_left_s": left[0] if left is not None else None,
             "probation_left_requests": left[1] if left is not None else None,
+            "not_kept": model.not_kept if model is not None else "",
         }
+
+    def _state(self, name: str) -> str:
+        if self.models.is_absent(name):
+            return "not attached"
+        model = self.models.models.get(name)
+        return model.state if model is not None else "empty"
 
     async def model_status(self, p: MaybeName, call: Call) -> dict[str, Any]:
         program = self._daemon.attached_named(p.name)
@@ -363,7 +386,6 @@ class Api:
             "job": self._job(model.name),
             "busy": model.busy,
             "on_probation": model.probation is not None,
-            "not_kept": model.not_kept,
             "queued": len(model.turns),
             "worker": dataclasses.asdict(worker.facts) if worker and worker.facts else None,
             "crashes": len(slot.crashes.times_s) if slot is not None else 0,
@@ -386,7 +408,6 @@ class Api:
     async def model_load(self, p: LoadParams, call: Call) -> dict[str, Any]:
         started = time.monotonic()
         self.models.model(p.name)
-        self.models.refuse_gone(p.name)
         digest = self._digest(p.name, p.digest)
         await self.models.procedure(Job(p.name, "load"), self._load(p.name, digest))
         return {"model": p.name, "ms": (time.monotonic() - started) * 1e3}
@@ -460,7 +481,6 @@ class Api:
         if name is None:
             raise ApiError("not_found", "no model is active; name one")
         check_name(name)
-        self.models.refuse_gone(name)
         digest = None if fds else self._digest(name, p.digest)
         job = Job(name, "replacement", descriptor=os.dup(fds[0]) if fds else -1)
         return await self.models.procedure(job, self._replace(job, digest, p, call))

@@ -28,7 +28,7 @@ SHELLS: dict[str, type[ShellComplete]] = {
     "fish": shell_completion.FishComplete,
 }
 # Commands of which a program that attached itself takes none.
-OWN_ONLY = ("load", "unload", "pin", "priority", "switch", "switch-model", "remove")
+OWN_ONLY = ("generate", "load", "unload", "pin", "priority", "switch", "switch-model", "remove")
 
 
 def script(shell: str) -> str:

@@ -229,10 +229,7 @@ class Daemon:
         if boot.dropped is not None:
             name, digest = boot.dropped.name, boot.dropped.digest
             self.warn(f"{name}: {digest[:12]} was on probation at too many starts; dropped")
-            with contextlib.suppress(ApiError):
-                await asyncio.to_thread(
-                    self.store.mark_bad, name, digest, "not kept over several starts"
-                )
+            await self.models.mark_bad(name, digest, "not kept over several starts")
             self.hub.publish("probation.bad", model=name, digest=digest, text="boot loop")
         await asyncio.to_thread(self._tidy)
         for load in boot.loads:
@@ -418,6 +415,7 @@ class Daemon:
             return
         program = self.models.programs[name] = Attached(name, pid, self.models)
         self.models.models.pop(name, None)  # versions that were staged for it, and nothing else
+        self.models.program_came(name)
         await program.channel.open(sock)
         program.task = asyncio.create_task(self._serve_program(program))
 
@@ -430,7 +428,6 @@ class Daemon:
             await program.channel.close()
             if self.models.programs.get(program.name) is program:
                 del self.models.programs[program.name]
-                self.models.program_left(program.name)
                 self.metrics.forget_model(program.name)
 
     def attached_named(self, name: str | None) -> Attached | None:
@@ -560,6 +557,10 @@ class Daemon:
         checks.append(_check_store(self.config.daemon.state))
         checks += _check_descriptors()
         checks.append(self._check_memory())
+        for one in self.models.programs.values():
+            if one.silent:
+                what = f"{one.name}: does not answer; continue or end its process {one.pid}"
+                checks.append(_check("warn", "program", what))
         for name, model in self.models.models.items():
             if model.state == "faulted":
                 checks.append(_check("bad", "model", unavailable(name, "faulted").message))

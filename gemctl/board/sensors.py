@@ -43,7 +43,7 @@ NO_ANSWER = "no answer yet"
 NO_ZONE = "no thermal zone of the processor gives a temperature"
 OFF = "MQTT is off: set mqtt.host, and restart gemctld"
 PAYLOAD_KEYS = ("celsius", "temp_c", "temperature", "value")
-NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d{0,12})?([eE][+-]?\d{1,2})?", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d{1,12}(\.\d{0,12})?|\.\d{1,12})([eE][+-]?\d{1,2})?", re.ASCII)
 MISTYPED = re.compile(r"([-+.0-9][^/]*)?")  # a factor that is none, not the end of a file's name
 ZONE_FOLDER = re.compile(r"thermal_zone(\d{1,4})", re.ASCII)
 
@@ -375,7 +375,12 @@ class _File:
     def read(self, now: float) -> tuple[float, float]:
         first, self._first = self._first, False
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags)
+        try:
+            descriptor = os.open(self._path, flags)
+        except FileNotFoundError as error:
+            _, colon, tail = self._path.name.partition(":")
+            meant = f"; ':{tail}' is no factor, and was taken for a part of its name"
+            raise NoValue(_failure(error) + (meant if colon else "")) from None
         try:
             state = os.fstat(descriptor)
             if stat.S_ISDIR(state.st_mode) or stat.S_ISBLK(state.st_mode):
@@ -409,7 +414,10 @@ class _File:
 
     def _scaled(self, text: str) -> float:
         hint = "; is a scale missing (:0.001 for thousandths)?" if self._scale == 1 else ""
-        return _plausible(_number(text) * self._scale, hint)
+        celsius = _number(text) * self._scale
+        if self._scale != 1 and celsius < LOWEST_C:  # no driver's word for a zone without power
+            raise Implausible(celsius, hint)
+        return _plausible(celsius, hint)
 
 
 def _age(state: os.stat_result) -> float:

@@ -28,6 +28,11 @@ ANSWER_S = 60.0  # a replacement opens, tests and warms before it answers
 STATS_S = 1.0
 SILENT_S = 5.0  # without an answer to `stats`
 DIGEST = re.compile(r"[0-9a-f]{64}")
+# Facts that a program tells with its figures too.
+OF_THE_MODEL = (
+    *("name", "target", "kernel", "context", "kv_size", "kv_type", "has_chat", "ram_kv"),
+    *("locked_bytes", "unlocked_bytes"),
+)
 
 
 def _whole(event: dict[str, Any], key: str) -> int:
@@ -90,8 +95,19 @@ class Attached:
             self._heard = self._models.clock()
             before, first = self._counts(), not self.figures
             self.figures = found
+            self._learn(found)
             if not first:
                 self._tell_metrics(before)
+
+    def _learn(self, figures: dict[str, Any]) -> None:
+        """What its model is now: another one after a replacement. Nonsense changes nothing, and
+        an engine of before that tells less tells what it knows."""
+        told = {key: figures[key] for key in OF_THE_MODEL if key in figures}
+        memory = _whole(figures, "ram_total")  # 0 while the model is disabled
+        with contextlib.suppress(ValueError):
+            self.facts = Facts.of(
+                {**self._ready, **told, **({"ram_total": memory} if memory else {})}
+            )
 
     def _counts(self) -> tuple[int, int, int]:
         f = self.figures
@@ -190,6 +206,7 @@ class Attached:
             "versions": len(self._models.stored(self.name).present),
             "probation_left_s": left[0] if left is not None else None,
             "probation_left_requests": left[1] if left is not None else None,
+            "not_kept": self.not_kept,
             "figures": {k: v for k, v in self.figures.items() if k not in ("event", "id")},
         }
 
@@ -199,7 +216,6 @@ class Attached:
         return {
             "busy": self.busy,
             "on_probation": self.trial is not None,
-            "not_kept": self.not_kept,
             "queued": self.waiting,
             "worker": {**vars(self.facts), "pid": self.pid} if self.facts is not None else None,
             "crashes": 0,
@@ -266,10 +282,12 @@ class Attached:
         try:
             await self.channel.request(op, ANSWER_S, **fields)
         except ApiError as error:
-            if error.code != "timeout":
-                raise
-            what = f"{self.name}: no answer to {op} within {ANSWER_S:g} s, it may still do it"
-            raise ApiError("timeout", f"{what}; see gemctl model status {self.name}") from None
+            text = error.message
+            if error.code == "timeout":
+                what = f"no answer to {op} within {ANSWER_S:g} s, it may still do it"
+                text = f"{what}; see gemctl model status {self.name}"
+            own = text.startswith(f"{self.name}: ")
+            raise ApiError(error.code, text if own else f"{self.name}: {text}") from None
 
     def _took(self, started: float) -> dict[str, float]:
         return {"ms": (self._models.clock() - started) * 1e3}

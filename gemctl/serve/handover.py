@@ -13,7 +13,6 @@ version was good, and it may be handed over again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -274,8 +273,7 @@ async def roll_back(models: Models, program: Attached, digest: str, why: str) ->
         await _go_back(models, program, digest)
     except ApiError as error:
         why = f"{why}, and the program did not go back: {error.message}"
-    with contextlib.suppress(ApiError):  # what cannot be written down is told by the next start
-        await asyncio.to_thread(models.store.mark_bad, name, digest, why)
+    await models.mark_bad(name, digest, why)
     await drop_staged(models, name, digest)
     models.hub.publish("probation.bad", model=name, digest=digest, text=why)
     await hooks.run(models.config.hooks, "bad", name, digest, models.hub)
@@ -304,7 +302,7 @@ def _nobodys(models: Models, program: Attached) -> Handover:
 
 async def end_probation(program: Attached) -> None:
     """Stop watching; who calls it decides what becomes of the version."""
-    trial, program.trial = program.trial, None
+    trial, program.trial, program.not_kept = program.trial, None, ""
     if trial is not None and trial.task is not None:
         trial.task.cancel()
         await asyncio.gather(trial.task, return_exceptions=True)

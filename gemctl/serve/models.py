@@ -30,12 +30,12 @@ from gemctl.serve.turns import Turns
 from gemctl.serve.worker import Worker
 from gemctl.show.history import History
 from gemctl.show.metrics import Metrics
-from gemctl.store.state import State, StateFile, with_model, without_model
+from gemctl.store.state import PROGRAMS_MOST, State, StateFile, with_model, without_model
 from gemctl.store.store import Store, Versions, check_name
 
 __all__ = ["Model", "Models", "Pace"]
 OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
-GONE_MOST = 64  # names of programs remembered
+BAD_AGAIN_S = 2.0  # until a disk that did not take that a version is bad is asked again
 RETRIES = 1  # of a request whose worker ended under it
 R = TypeVar("R")
 
@@ -65,11 +65,12 @@ class Models:
         self.models: dict[str, Model] = {}
         self.pacing = Pacing(self.models, clock)
         self.programs: dict[str, Attached] = {}  # that attached themselves, by their names
-        self.gone: dict[str, None] = {}  # names of programs that were attached, the newest last
         self.on_attached: Callable[[Attached], None] = lambda _program: None
         self.max_new_tokens: int | None = None
         found = state.load()
         self.state, self.state_warnings = found.state, found.warnings
+        self.known = list(self.state.programs)  # names of programs that attached, the newest last
+        self._later: set[asyncio.Task[None]] = set()  # marks that the disk has not taken yet
         self.jobs: dict[str, Job] = {}
         self.stopping = threading.Event()  # for what works in a thread
 
@@ -84,25 +85,62 @@ class Models:
         """A model by name, made where it has versions in the store. Raises not_found."""
         check_name(name)
         if name not in self.models:
-            if not self.store.versions(name).present:
+            if not self.is_absent(name) and not self.store.versions(name).present:
                 raise ApiError("not_found", f"{name}: no such model; see gemctl model list")
             self.add(name)
         return self.models[name]
 
-    def program_left(self, name: str) -> None:
-        """A program is gone, perhaps only while it is started again: its name stays its own."""
-        self.gone.pop(name, None)
-        self.gone[name] = None
-        while len(self.gone) > GONE_MOST:
-            del self.gone[next(iter(self.gone))]
+    def program_came(self, name: str) -> None:
+        """A program has attached: its name stays its own while it is away, over a restart too."""
+        if name not in self.known:
+            self.known = [*self.known, name][-PROGRAMS_MOST:]
+            with contextlib.suppress(ApiError):  # until the next start then
+                self.save(programs=tuple(self.known))
 
-    def refuse_gone(self, name: str) -> None:
+    def is_absent(self, name: str) -> bool:
+        """The name of a program that is not attached now."""
+        model = self.models.get(name)
+        taken = name in self.programs or (model is not None and bool(model.slots()))
+        return name in self.known and not taken
+
+    def refuse_absent(self, name: str) -> None:
         """Nobody takes a program's name while it is away: it could not attach any more. Raises
         ApiError."""
-        model = self.models.get(name)
-        if name in self.gone and (model is None or not model.slots()):
+        if self.is_absent(name):
             what = f"{name}: is the name of a program that is not attached now"
-            raise ApiError("conflict", f"{what}; start it and try again, or use another name")
+            remedy = f"start it and try again, or give its name free: gemctl model remove {name}"
+            raise ApiError("conflict", f"{what}; {remedy}")
+
+    def _program_forgotten(self, name: str) -> None:
+        """Its name is free."""
+        if name in self.known:
+            left = tuple(one for one in self.known if one != name)
+            self.save(programs=left)
+            self.known = list(left)
+
+    async def mark_bad(
+        self, name: str, digest: str, why: str, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """A version is never taken again. Where the disk does not take that it is told, and tried
+        until it does; `then` belongs to it, and may raise ApiError too."""
+        try:
+            await asyncio.to_thread(self.store.mark_bad, name, digest, why)
+            then()
+        except ApiError as error:
+            self.hub.publish("probation.failed", model=name, text=error.message)
+            task = asyncio.create_task(self._mark_later(name, digest, why, then))
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+
+    async def _mark_later(self, name: str, digest: str, why: str, then: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(BAD_AGAIN_S)
+            if digest not in {bad for bad, _ in self.stored(name).bad}:
+                return  # forgiven, or removed, meanwhile
+            with contextlib.suppress(ApiError):
+                await asyncio.to_thread(self.store.mark_bad, name, digest, why)
+                then()
+                return
 
     def add(self, name: str) -> Model:
         """A model that may not have a version yet. Raises ApiError for what is no name."""
@@ -123,9 +161,11 @@ class Models:
 
     def _first_remedy(self) -> str:
         """What to type so that a model answers where none is active."""
-        names = [name for name in self.store.names() if name not in self.programs]
+        theirs = {*self.programs, *self.known}
+        names = [name for name in self.store.names() if name not in theirs]
         if not names and self.programs:
-            return f"see gemctl model list: {next(iter(self.programs))} is an attached program"
+            some = ", ".join(list(self.programs)[:3])
+            return f"name one of the attached programs: {some}"
         good = [name for name in names if self.loadable(name)]
         if good:
             return f"gemctl switch-model {good[0] if len(good) == 1 else 'NAME'}"
@@ -507,7 +547,7 @@ class Models:
         for slot in model.slots():
             await self.drain(slot, cause)
         model.current = model.candidate = model.kept = None
-        self.metrics.forget_model(model.name)
+        self.metrics.unloaded(model.name)
 
     async def drain(self, slot: Slot, cause: str) -> float:
         """Wait for what is in flight, then end the worker; seconds that it took."""
@@ -605,8 +645,13 @@ class Models:
             if any(slot.loaded for slot in model.slots()):
                 remedy = policy.unloading(name, self.pinned(name))
                 raise ApiError("conflict", f"{name}: is loaded; {remedy} first")
-            await asyncio.to_thread(self.store.forget, name)  # first: the state may need the room
+            if not self.is_absent(name) or name in self.store.names():
+                await asyncio.to_thread(
+                    self.store.forget, name
+                )  # first: the state may need the room
+            self._program_forgotten(name)
             self.models.pop(name, None)
+            self.metrics.forget_model(name)
             if name in self.state.models or self.active == name:
                 self.forget(name)
 
@@ -811,7 +856,9 @@ class Models:
         for job in under_way:
             job.cut(jobs.ENDS)
         tasks = [job.task for job in under_way if job.task is not None]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for later in self._later:
+            later.cancel()
+        await asyncio.gather(*tasks, *self._later, return_exceptions=True)
         for model in self.models.values():
             await self.end_probation(model)
             model.turns.serve(None)

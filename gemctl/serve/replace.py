@@ -384,21 +384,12 @@ async def roll_back(r: Replacement, slot: Slot, why: str) -> None:
     elif old is not None:
         await models.stop_worker(old)
     await _retire(models, slot, why)
-    await _forget_bad(models, slot, why)
+    await models.mark_bad(slot.name, slot.digest, why, lambda: _end_trial(models, slot, good=False))
     if model.current in (slot, None):
         model.current = None
         await _load_good(r)
     models.hub.publish("probation.bad", model=model.name, digest=slot.digest, text=why)
     await hooks.run(models.config.hooks, "bad", model.name, slot.digest, models.hub)
-
-
-async def _forget_bad(models: Models, slot: Slot, why: str) -> None:
-    """What cannot be written down is still not served; it is told, and goes on."""
-    try:
-        await asyncio.to_thread(models.store.mark_bad, slot.name, slot.digest, why)
-        _end_trial(models, slot, good=False)
-    except ApiError as error:
-        models.hub.publish("probation.failed", model=slot.name, text=error.message)
 
 
 async def _load_good(r: Replacement) -> None:
@@ -616,8 +607,7 @@ async def resume_trial(models: Models, name: str, digest: str) -> None:
             trial = models.state.trial
             if trial is not None and trial.name == name:
                 models.commit(end_trial(models.state, good=False))
-            with contextlib.suppress(ApiError):  # its file may be gone
-                await asyncio.to_thread(models.store.mark_bad, name, digest, error.message[:200])
+            await models.mark_bad(name, digest, error.message[:200])
             models.hub.publish("probation.bad", model=name, digest=digest, text=error.message)
             await _load_good(r)
 

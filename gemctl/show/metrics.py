@@ -45,8 +45,11 @@ class Metrics:
     def model_info(self, model: str, digest: str) -> None:
         """A model serves with this version."""
 
+    def unloaded(self, model: str) -> None:
+        """A model is not in memory: what it is and holds now has no series, its counts stay."""
+
     def forget_model(self, model: str) -> None:
-        """A model was unloaded: its series end."""
+        """A model is gone: its series end."""
 
     def worker_restart(self, model: str) -> None:
         """A worker was started again after its end."""
@@ -184,18 +187,22 @@ class Prometheus(Metrics):
         self._digests[model] = digest
         self._info.labels(model, digest).set(1)
 
+    def unloaded(self, model: str) -> None:
+        for family in (self._kv, self._queue):
+            _remove(family, model)
+        digest = self._digests.pop(model, None)
+        if digest is not None:
+            _remove(self._info, model, digest)
+
     def forget_model(self, model: str) -> None:
         if model not in self._models:
             return
         self._models.discard(model)
-        own = (self._ttft, self._tokens, self._kv, self._queue, self._restarts)
-        for family in (*own, self._flip, self._gap):
+        self.unloaded(model)
+        for family in (self._ttft, self._tokens, self._restarts, self._flip, self._gap):
             _remove(family, model)
         for outcome in OUTCOMES:
             _remove(self._requests, model, outcome)
-        digest = self._digests.pop(model, None)
-        if digest is not None:
-            _remove(self._info, model, digest)
 
     def worker_restart(self, model: str) -> None:
         if self._known(model):

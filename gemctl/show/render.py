@@ -350,7 +350,7 @@ def replaced(found: dict[str, Any]) -> str:
 
 def rolled_back(found: dict[str, Any]) -> str:
     """gemctl model rollback."""
-    who = f"{found['model']} {(found.get('digest') or UNKNOWN)[:12]}"
+    who = f"{found['model']} {(found.get('digest') or 'its own file')[:12]}"
     left = (
         f"; not kept until the disk takes it: {found['not_kept']}" if found.get("not_kept") else ""
     )

@@ -39,6 +39,7 @@ from gemctl.store.durable import explained
 STATE, PREVIOUS, DAMAGED = "state.json", "state.json.previous", "state.json.damaged"
 MAX_BYTES = 256 << 10
 MODELS_MOST = 64
+PROGRAMS_MOST = 64  # names remembered, the newest
 TRIES = 2  # boots that a trial is loaded at; it is dropped at the one behind
 BURST = 32  # writes at once, before they have to wait
 INTERVAL_S = 30.0  # between writes from then on
@@ -102,6 +103,7 @@ class State(Part):
     auto_reset_kv_cache: bool | None = None  # None: as the configuration says; likewise ..
     auto_reset_percent: Annotated[int, Field(ge=0, le=100)] | None = None
     trial: Trial | None = None
+    programs: Annotated[tuple[Name, ...], Field(max_length=PROGRAMS_MOST)] = ()  # that attached
 
 
 _PARTS: tuple[type[Part], ...] = (ModelState, ThrottleState, Trial, State)
@@ -111,8 +113,9 @@ _PARTS: tuple[type[Part], ...] = (ModelState, ThrottleState, Trial, State)
 def pack(state: State) -> bytes:
     """The file's bytes: one JSON object with a checksum over its other keys."""
     table = state.model_dump(mode="json", by_alias=True)
-    if table["brief"] is None:  # a daemon that does not know it can read the file
-        del table["brief"]
+    for key in ("brief", "programs"):  # a daemon that does not know it can read the file
+        if not table[key]:
+            del table[key]
     table["crc32"] = _sum_of(table)
     return (json.dumps(table, indent=1, sort_keys=True) + "\n").encode("ascii")
 

@@ -19,6 +19,7 @@ candidate), failed (the disk), not_found, conflict, bad_request, cancelled.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -161,10 +162,12 @@ def _marks_of(data: bytes) -> _Marks:
 
 @dataclass
 class _Held:
-    """What this process is busy with: models being staged, and versions staged but not judged."""
+    """What this process is busy with: models being staged, versions staged but not judged, and
+    those found bad where that could not be written down."""
 
     names: list[str] = field(default_factory=list)
     versions: set[tuple[str, str]] = field(default_factory=set)
+    bad: dict[tuple[str, str], str] = field(default_factory=dict)  # that the disk has not taken yet
 
 
 # ---- the store ----
@@ -210,7 +213,7 @@ class Store:
     def versions(self, name: str) -> Versions:
         """What there is of a model. ApiError: not_found, failed."""
         with self._folder(name) as folder, explained(self.root / name):
-            return _versions(folder, name)
+            return self._found(folder, name)
 
     def path(self, name: str, digest: str) -> Path:
         """Where a version lies. ApiError: not_found."""
@@ -264,7 +267,7 @@ class Store:
                     copy = Copy(incoming.fd, descriptor, size)
                     digest = copy.run(pace or Pace())
                     check_unchanged(descriptor, before)
-                    _refuse_bad(folder, name, digest)
+                    self._refuse_bad(folder, name, digest)
                     incoming.seal()
                     fresh = self._settle(folder, incoming, Staged(name, digest, size, True, ""))
             finally:
@@ -305,6 +308,34 @@ class Store:
         with self._lock:
             self._held.versions.discard((name, digest))
 
+    def _bad_here(self, name: str) -> dict[str, str]:
+        """Versions that the disk does not know to be bad yet, and why they are."""
+        held = list(self._held.bad.items())
+        return {digest: why for (owner, digest), why in held if owner == name}
+
+    def _found(self, folder: int, name: str) -> Versions:
+        """What the folder has, without what this process knows to be bad."""
+        found = _versions(folder, name)
+        bad = self._bad_here(name)
+        if not bad:
+            return found
+        good = tuple(digest for digest in found.good if digest not in bad)
+        first, second = (*good, None, None)[:2]
+        known = (*found.bad, *((d, why) for d, why in bad.items() if d not in dict(found.bad)))
+        return dataclasses.replace(found, current=first, previous=second, good=good, bad=known)
+
+    def _refuse_bad(self, folder: int, name: str, digest: str) -> None:
+        bad = self._bad_here(name)
+        with contextlib.suppress(ValueError):  # `versions` tells it
+            bad |= dict(_read_marks(folder).bad)
+        if digest in bad:
+            why = f" ({bad[digest]})" if bad[digest] else ""
+            raise ApiError(
+                "refused",
+                f"version {digest[:12]} of {name}: was found bad before{why}; "
+                f"use another artifact, or gemctl model clear {name}",
+            )
+
     @contextlib.contextmanager
     def _busy(self, name: str) -> Iterator[None]:
         check_name(name)
@@ -337,21 +368,26 @@ class Store:
         """Remember that a version must not be used: `stage` refuses it from now on.
 
         Where it is the current one, the previous good one takes its place, if there is one. The
-        file stays until `collect`. The digest need not be there. ApiError.
+        file stays until `collect`. The digest need not be there. ApiError: where the disk takes
+        nothing it counts as bad all the same, as long as this process lives.
         """
         plain = reason.encode("ascii", "replace").decode()
+        with self._lock:
+            self._held.bad[name, digest] = plain
         with self._change(name, digest) as (folder, before):
             _change_marks(folder, before, lambda marks: marks.as_bad(digest, plain))
-            found = _versions(folder, name)  # as it is without the bad one
+            found = self._found(folder, name)  # as it is without the bad one
             _relink(folder, CURRENT, found.current)
             _relink(folder, PREVIOUS, found.previous)
             os.fsync(folder)
             self._held.versions.discard((name, digest))
+            self._held.bad.pop((name, digest), None)
 
     def forgive(self, name: str, digest: str) -> None:
         """Forget that a version was bad, so that it may be staged again. ApiError."""
         with self._change(name, digest) as (folder, found):
             _change_marks(folder, found, lambda marks: marks.as_unknown(digest))
+            self._held.bad.pop((name, digest), None)
 
     # ---- removing ----
     def forget(self, name: str) -> None:
@@ -364,6 +400,8 @@ class Store:
             for version in _present(folder):
                 _delete(folder, version.digest)
                 self._held.versions.discard((name, version.digest))
+            for key in [key for key in self._held.bad if key[0] == name]:
+                del self._held.bad[key]
             for file in (CURRENT, PREVIOUS, MARKS):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file, dir_fd=folder)
@@ -411,7 +449,7 @@ class Store:
         except NotADirectoryError:
             return total
         try:
-            found = _versions(folder, name)
+            found = self._found(folder, name)
             kept = {*found.good[:keep], *in_use}
             kept |= {digest for owner, digest in self._held.versions if owner == name}
             gone = [v for v in found.present if v.digest not in kept and not found.warning]
@@ -420,7 +458,8 @@ class Store:
             others = _sweep(folder)
             if gone or others:
                 os.fsync(folder)
-            if name not in self._held.names and not durable.listing(folder):
+            wanted = name in self._held.names or self._bad_here(name)
+            if not wanted and not durable.listing(folder):
                 os.rmdir(name, dir_fd=self._models)
                 others += 1
         finally:
@@ -451,7 +490,7 @@ class Store:
     def _change(self, name: str, digest: str) -> Iterator[tuple[int, Versions]]:
         check_digest(digest)
         with self._lock, self._folder(name) as folder, explained(self.root / name, MARKS_BYTES):
-            yield folder, _versions(folder, name)
+            yield folder, self._found(folder, name)
 
 
 def _missing(name: str, digest: str) -> ApiError:
@@ -531,20 +570,6 @@ def _change_marks(folder: int, found: Versions, change: Callable[[_Marks], _Mark
     after = change(before)
     if after != before:
         durable.write_file(folder, MARKS, after.pack())
-
-
-def _refuse_bad(folder: int, name: str, digest: str) -> None:
-    try:
-        bad = dict(_read_marks(folder).bad)
-    except ValueError:  # `versions` tells it
-        return
-    if digest in bad:
-        why = f" ({bad[digest]})" if bad[digest] else ""
-        raise ApiError(
-            "refused",
-            f"version {digest[:12]} of {name}: was found bad before{why}; "
-            f"use another artifact, or gemctl model clear {name}",
-        )
 
 
 def _is_there(folder: int, file: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from candidates import digest_of
-from daemon import OPTIONS, Daemon, wait_for
+from daemon import OPTIONS, Daemon, settled, wait_for
 from gemctl.client import Refused
 from gemrun import GemRunContext
 
@@ -463,6 +463,12 @@ def test_what_is_refused_leaves_the_program(
         program.more(versions, "a")
         daemon.replace(versions[1], name="line-3")
         wait_for(lambda: program.versions(versions)[-1] == "b")
+        settled(daemon, "line-3")
+        daemon.replace(short, name="line-3", allow_layout_change=True)
+        found = daemon.call("model.status", name="line-3")
+        worker = found["worker"]
+        assert (worker["context"], worker["kv_size"]) == (64, 64)
+        assert worker["ram_total"] == found["memory_bytes"]
         assert program.end() == (0, "")
 
 

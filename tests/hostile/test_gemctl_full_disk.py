@@ -7,10 +7,15 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from candidates import digest_of
 from daemon import Daemon, settled, wait_for
+from gemctl.client import Refused
+from gemctl.store.store import MARKS
+from played import Played
 
 PATIENT = {"probation_s": 2.0, "probation_requests": 100}
 
@@ -126,3 +131,51 @@ def test_a_rollback_that_the_disk_does_not_take_is_told(kept: Daemon, disk: Disk
     assert wait_for(lambda: kept.call("model.list")["models"][0]["digest"]) == before["previous"], (
         "a restart undoes it"
     )
+
+
+def bad(daemon: Daemon, name: str) -> list[str]:
+    return [found["digest"] for found in daemon.call("model.status", name=name)["bad"]]
+
+
+def test_what_was_rolled_back_on_a_full_disk_is_not_taken_again(
+    daemon: Daemon, disk: Disk, versions: tuple[Path, Path]
+) -> None:
+    """Neither before the disk has taken that it is bad, nor after a restart behind that."""
+    digest = digest_of(versions[1])
+    daemon.gemctl("model", "rollback", "pilot")
+    assert bad(daemon, "pilot") == [digest]
+    assert wait_for(lambda: daemon.events("probation.failed"))
+    disk.make_room()
+    with pytest.raises(Refused, match="was found bad before") as caught:
+        daemon.replace(versions[1], name="pilot")
+    assert caught.value.code == "refused"
+    marks = disk.folder / "state" / "models" / "pilot" / MARKS
+    wait_for(lambda: digest in marks.read_text())
+    daemon.stop()
+    daemon.start()
+    assert bad(daemon, "pilot") == [digest]
+
+
+def test_a_program_s_next_probation_is_its_own(disk: Disk, versions: tuple[Path, Path]) -> None:
+    """What the disk did not take of a version before it says nothing of it."""
+    store = {"state": str(disk.folder / "state")}
+    with Daemon(daemon=store, models=PATIENT) as daemon, Played(daemon):
+        wait_for(lambda: daemon.events("program.attached"))
+
+        def status() -> dict[str, Any]:
+            return daemon.call("model.status", name="line-3")
+
+        daemon.replace(versions[0], name="line-3")
+        disk.fill()
+        wait_for(lambda: status()["not_kept"])
+        assert daemon.call("model.list")["models"][0]["not_kept"]
+        assert "passed, not kept yet" in daemon.gemctl("model", "list")
+        daemon.call("model.rollback", name="line-3")
+        assert (status()["not_kept"], bad(daemon, "line-3")) == ("", [digest_of(versions[0])])
+        disk.make_room()
+        daemon.replace(versions[1], name="line-3")
+        found = status()
+        assert (found["on_probation"], found["not_kept"]) == (True, "")
+        wait_for(lambda: daemon.events("probation.good"))
+        assert status()["current"] == digest_of(versions[1])
+        wait_for(lambda: not status()["on_probation"])

@@ -3,14 +3,11 @@ because a real one neither lies nor fails at will."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -18,81 +15,7 @@ import pytest
 from candidates import digest_of
 from daemon import Daemon, wait_for
 from gemctl.client import Refused
-
-Reply = Callable[[dict[str, Any]], dict[str, Any]]
-READY: dict[str, Any] = {
-    "event": "ready", "name": "m", "family": "qwen3", "target": "generic-x86-64", "pid": 1,
-    "kernel": "scalar", "version": "0.1.0", "context": 64, "kv_size": 64, "kv_type": 1,
-    "has_chat": False, "threads": 1, "ram_total": 4096, "ram_kv": 64, "locked_bytes": 0,
-    "unlocked_bytes": 0, "enabled": True, "open_ms": 1.0,
-}  # fmt: skip
-STATS: dict[str, Any] = {
-    "event": "stats", "enabled": True, "name": "m", "digest": "", "way_back": False, "faults": 0,
-    "ram_total": 4096, "active": 0, "waiting": 0, "duty": 1.0, "threads": 0, "requests": 0,
-    "failed": 0, "tokens": 0, "replaced": 0, "steps": 0,
-}  # fmt: skip
-TIMES = {"event": "replaced", "tests": 1, "open_ms": 1, "test_ms": 1, "warmup_ms": 1, "flip_ms": 1}
-
-
-class Played:
-    """A program that attaches and answers by `replies`, of each op; `stats` may be changed, but
-    those of its first answer are given here."""
-
-    def __init__(self, daemon: Daemon, ready: dict[str, Any] | None = None, **stats: Any) -> None:
-        self.stats = STATS | stats
-        self.asked: list[dict[str, Any]] = []
-        self.replies: dict[str, Reply] = {
-            "stats": lambda _: self.stats,
-            "pace": lambda _: {"event": "pace"},
-            "replace": self.take,
-            "rollback": self.go_back,
-        }
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(daemon.socket))
-        hello = {"v": 1, "id": "1", "method": "attach", "params": {"name": "line-3"}}
-        self._socket.sendall(json.dumps(hello).encode() + b"\n")
-        with self._socket.makefile("rb", buffering=0) as stream:
-            assert b'"result"' in stream.readline()
-        self._send(READY if ready is None else ready)
-        self._thread = threading.Thread(target=self._converse, daemon=True)
-        self._thread.start()
-
-    def take(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Serve another version."""
-        self.stats = {**self.stats, "digest": asked["digest"], "way_back": True}
-        return TIMES
-
-    def go_back(self, _asked: dict[str, Any]) -> dict[str, Any]:
-        self.stats = {**self.stats, "digest": "", "way_back": False}
-        return TIMES
-
-    def _send(self, event: dict[str, Any]) -> None:
-        body = json.dumps(event).encode()
-        self._socket.sendall(len(body).to_bytes(4, "little") + body)
-
-    def _converse(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._socket.makefile("rb") as stream:
-            while head := stream.read(4):
-                asked = json.loads(stream.read(int.from_bytes(head, "little")))
-                self.asked.append(asked)
-                self._send({**self.replies[asked["op"]](asked), "id": asked.get("id", 0)})
-
-    def count(self, op: str) -> int:
-        return sum(asked["op"] == op for asked in self.asked)
-
-    def __enter__(self) -> Played:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
-        self._socket.close()
+from played import READY, STATS, Played
 
 
 @pytest.fixture
@@ -185,7 +108,7 @@ def test_one_that_goes_back_nowhere_is_told(daemon: Daemon, versions: tuple[Path
         daemon.replace(versions[1], name="line-3")
         program.stats = {**program.stats, "faults": 1}
         text = judged(daemon, "probation.bad")["text"]
-        assert text == "its answers failed, and the program did not go back: no file"
+        assert text == "its answers failed, and the program did not go back: line-3: no file"
 
 
 def test_a_program_that_ends_on_probation(daemon: Daemon, versions: tuple[Path, Path]) -> None:
@@ -234,6 +157,8 @@ def test_a_program_that_hangs_holds_nobody_up(daemon: Daemon, versions: tuple[Pa
         assert daemon.ask("abc")["generated_tokens"] == 8
         daemon.call("throttle.set", duty=0.5)
         wait_for(lambda: status(daemon)["state"] == "not answering")
+        told = [check["text"] for check in daemon.call("doctor")["checks"]]
+        assert "line-3: does not answer; continue or end its process " + str(os.getpid()) in told
         assert daemon.call("stats", name="line-3")["model"] == "line-3"
         held.set()
 
@@ -274,11 +199,37 @@ def test_the_name_of_a_program_that_is_away_is_its_own(
     with pytest.raises(Refused, match="not attached now; start it and try again") as caught:
         daemon.replace(versions[0], name="line-3")
     assert caught.value.code == "conflict"
-    assert daemon.call("model.list")["models"] == []
+    refused_while_away(daemon)
+    daemon.stop()
+    daemon.start()
+    refused_while_away(daemon)
     with Played(daemon):
-        wait_for(lambda: len(daemon.events("program.attached")) == 2)
+        attached(daemon)
         daemon.replace(versions[0], name="line-3")
         assert status(daemon)["attached"]
+    wait_for(lambda: daemon.events("program.gone"))
+    refused_while_away(daemon)
+    daemon.call("model.remove", name="line-3")
+    assert daemon.call("model.list")["models"] == []
+    daemon.replace(versions[0], name="line-3")
+    assert daemon.ask("abc", model="line-3")["generated_tokens"] == 8
+
+
+def refused_while_away(daemon: Daemon) -> None:
+    """Whatever would make a model of its name, or means one."""
+    for method, more in (
+        *(("model.load", {}), ("model.enable", {}), ("model.switch", {}), ("model.rollback", {})),
+        *(("model.pin", {"pinned": True}), ("model.priority", {"priority": 3}), ("stats", {})),
+        *(("model.disable", {}), ("model.unload", {})),
+    ):
+        with pytest.raises(Refused, match="line-3: is the name of a program") as caught:
+            daemon.call(method, name="line-3", **more)
+        assert caught.value.code == "conflict"
+    with pytest.raises(Refused, match="line-3: is the name of a program"):
+        daemon.ask("abc", model="line-3")
+    (row,) = daemon.call("model.list")["models"]
+    assert (row["name"], row["state"]) == ("line-3", "not attached")
+    assert status(daemon)["state"] == "not attached"
 
 
 NONSENSE: tuple[Any, ...] = (None, "many", -1, 1 << 60, 1e308, [], {}, True, 0.5)

@@ -90,6 +90,16 @@ def test_series_of_a_model_end_with_it() -> None:
     assert 'model="other"' in text
 
 
+def test_counts_of_a_model_outlast_its_unloading() -> None:
+    metrics = Prometheus()
+    feed(metrics)
+    before = samples(metrics)
+    metrics.unloaded("lm")
+    metrics.unloaded("never")
+    gone = {name for name, labels in set(before) - set(samples(metrics)) if labels}
+    assert gone == {"gemctl_kv_cache_used_ratio", "gemctl_queue_length", "gemctl_model_info"}
+
+
 def test_a_new_version_replaces_the_old_one() -> None:
     metrics = Prometheus()
     for digest in ("aa", "bb", "bb"):

@@ -469,7 +469,8 @@ def test_external_sensors_can_be_changed(tmp_path: Path, make: Callable[..., Sen
     [
         "", "lm75", "hwmon:lm75", "hwmon:lm75/in1", "hwmon:../../x/temp1", "hwmon:a/temp1/b",
         "iio:x", "iio:../x/temp", "iio:a/b/c", "file:", "file:relative", "file:/a/../b",
-        "file:/a:0", "file:/a:1e12", "file:/a:0,001", "file:/a:0.o01", "file:/a:", "file:/a:-",
+        "file:/a:0", "file:/a:1e12", "file:/a:0,001", "file:/a:0.o01", "file:/a:",
+        "file:/a:-", "file:/a:.",
         "mqtt:", "mqtt:a/#", "mqtt:+/a", "mqtt:$SYS/x", "http://x",
         "mqtt:" + "a" * 300, "file:/a\nb", "file:/a\0b", "x" * 600, "hwmon:lm75/temp1234",
     ],

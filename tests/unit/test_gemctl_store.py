@@ -580,6 +580,36 @@ def test_remove_spares_what_is_used_or_current(box: Store, put: Callable[..., st
         box.remove("m", a)
 
 
+def test_what_the_disk_does_not_take_is_bad_all_the_same(
+    box: Store, put: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the process lives, also where nothing else is left of the model."""
+    a, b = put(1), put(2)
+    box.mark_good("m", a)
+
+    def full(*_unused: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.durable, "write_file", full)
+        for digest in (a, b):
+            with refused("no_space", "No space left"):
+                box.mark_bad("m", digest, "it failed")
+        found = box.versions("m")
+        assert (found.current, found.good) == (None, ())
+        assert dict(found.bad) == {a: "it failed", b: "it failed"}
+    box.release("m", b)
+    box.collect()
+    assert digests(box.versions("m")) == []
+    with refused("refused", "was found bad before (it failed)"):
+        put(1)
+    box.mark_bad("m", a, "it failed")
+    box.forgive("m", b)
+    with Store(box.root.parent) as again:
+        assert dict(again.versions("m").bad) == {a: "it failed"}
+    assert put(2) == b
+
+
 # ---- threads and processes ----
 @pytest.mark.parametrize("named", [False, True])
 def test_a_collection_during_a_staging_takes_nothing_of_it(
