@@ -449,7 +449,7 @@ class Store:
         except NotADirectoryError:
             return total
         try:
-            found = self._found(folder, name)
+            found = _versions(folder, name)  # a good one stays until the disk has its mark
             kept = {*found.good[:keep], *in_use}
             kept |= {digest for owner, digest in self._held.versions if owner == name}
             gone = [v for v in found.present if v.digest not in kept and not found.warning]
