@@ -63,9 +63,10 @@ sanitize:
 	@$(LOCKED) cmake --build build/sanitize
 	@ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j 2
 
-# Thousands of commands are started: what was compiled of their modules is kept.
+# Three for two cores: many tests wait. Thousands of commands are started: what was compiled of their
+# modules is kept.
 pytest:
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 # Damaged artifacts: FUZZ_COUNT of each golden file through the C reader under sanitizers, FUZZ_BOTH
 # saved sessions of each, then FUZZ_BOTH through the Python reader and the engine, which have to
