@@ -351,7 +351,7 @@ def partition(programs: Sequence[Program]) -> tuple[tuple[int, int], ...]:
 
 
 def members(codes: CodeSet, ranges: Sequence[tuple[int, int]]) -> frozenset[int]:
-    """Classes that lie inside a set, by one code point each: no set tells those of a class apart."""
+    """Classes that lie inside a set, by one code point each: no set tells a class apart."""
     points = {number: first for first, number in ranges}
     return frozenset(
         number
