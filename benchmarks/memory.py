@@ -3,7 +3,8 @@
     python benchmarks/memory.py MODEL.gembin [--threads 1,2,8]
 
 Every thread count gets a fresh process. The engine's own mappings must hold at most what the
-header declares plus 64 KiB a mapping, and at least 99 % of it. Exit 1 if they do not.
+header declares plus 64 KiB a mapping, and, where no weights pass through, at least 99 % of it. Exit
+1 if they do not.
 """
 
 from __future__ import annotations

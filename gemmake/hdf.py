@@ -454,8 +454,8 @@ def _line(target: str | os.PathLike[str], keys: Sequence[str]) -> str:
 
 
 def _wrong(path: Path, key: str, problem: str) -> TargetError:
-    """The error for a key at the top of a file that could be read, with its line if it is found."""
-    line = line_of(path.read_text(encoding="utf-8"), [key])
+    """The error for a key of a file that could be read, with its line if it is found."""
+    line = line_of(path.read_text(encoding="utf-8"), key.split("."))
     return TargetError(f"{show(path)}: {problem}" + ("" if line is None else f" (line {line})"))
 
 
@@ -588,7 +588,22 @@ def _resolve_file(path: Path, chain: tuple[Path, ...], files: list[Path]) -> dic
     for name in bases:
         result = merge(result, _resolve_file(_base_path(path, name), (*chain, real), files))
     files.append(path)
+    for problem in _half_a_memory(result, own):
+        raise _wrong(path, "memory.size_mib", problem)
     return merge(result, own)
+
+
+def _half_a_memory(base: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """What a kernel sees of one size of memory says nothing of another."""
+    before, mine = (table.get("memory") for table in (base, own))
+    if not (isinstance(before, dict) and isinstance(mine, dict)) or "visible_mib" in mine:
+        return
+    size, seen = mine.get("size_mib"), before.get("visible_mib")
+    if seen is not None and type(size) is int and size != before.get("size_mib", size):
+        yield (
+            f"memory.visible_mib {seen} is of the base's size; set it too, "
+            f"{size * 7 // 8} where no kernel was asked (seven eighths)"
+        )
 
 
 def _too_many(real: Path, chain: tuple[Path, ...], files: Sequence[Path]) -> Iterator[str]:

@@ -6,6 +6,7 @@ runs without a C library.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -77,6 +78,20 @@ def test_a_board_prints_the_digest_of_the_host(
     assert facts.findall(text) == facts.findall(wanted[name])
     size = subprocess.run(["size", str(tmp_path / f"{board}.elf")], capture_output=True, text=True)
     print(f"{board}, {name}: {text}{size.stdout}")
+
+
+def test_another_model_is_built_in_whatever_its_age(wanted: dict[str, str], tmp_path: Path) -> None:
+    """An older file, and other bytes under the same name; other flags are built again too."""
+    path = tmp_path / "model.gembin"
+    for name in ARTIFACTS:
+        path.write_bytes((GOLDEN / f"{name}.gembin").read_bytes())
+        os.utime(path, (1e9, 1e9))
+        assert said("host", path, tmp_path) == wanted[name]
+    program = tmp_path / "host.elf"
+    for flags, again in (("-O2", False), ("-O1", True), ("-O1", False)):
+        before = program.stat().st_mtime_ns
+        assert said("host", path, tmp_path, f"CFLAGS={flags}") == wanted[ARTIFACTS[-1]]
+        assert (program.stat().st_mtime_ns != before) == again
 
 
 @pytest.mark.parametrize(

@@ -411,3 +411,17 @@ def test_a_slower_chip_of_a_described_kind_keeps_its_curve(tmp_path: Path) -> No
 def test_the_schema_for_editors_knows_operating_points() -> None:
     cluster = hdf.export_schema()["$defs"]["Cluster"]["properties"]
     assert {"opp_mhz", "opp_volts"} <= set(cluster)
+
+
+def test_another_size_of_memory_says_what_the_kernel_sees(tmp_path: Path) -> None:
+    """The base's figure is of the base's size."""
+    write(tmp_path, MINIMAL, "base.toml")
+    head = 'hdf_version = "1.0"\ninherits = ["base"]\nid = "mine"\n[memory]\n'
+    text = refused(tmp_path, head + "size_mib = 2000\n")
+    assert "mine" in text or "bench.toml" in text
+    assert "memory.visible_mib 900 is of the base's size; set it too, 1750 where" in text
+    assert "(line 5)" in text
+    for own in ("size_mib = 1000\n", "bus_bits = 32\n", "size_mib = 2000\nvisible_mib = 1800\n"):
+        found = hdf.load_hdf(write(tmp_path, head + own))
+        assert found.memory is not None
+        assert found.memory.visible_mib == (1800 if "1800" in own else 900)
