@@ -38,8 +38,9 @@ from gemmake.state import State
 from gemmake.tokencheck import SECONDS, Finding, check_text
 
 LEAST_INPUT = 16  # tokens; a shorter input is no remedy
-CONTEXT, MEMORY, SPEED, FIRST_TOKEN = "context", "memory", "speed", "first token"  # what is asked
-WISHES = (CONTEXT, MEMORY, SPEED, FIRST_TOKEN)
+CONTEXT, SPEED, FIRST_TOKEN = "context", "speed", "first token"  # what is asked
+FLASH, MEMORY = "flash", "memory"  # what the board has
+WISHES = (CONTEXT, FLASH, MEMORY, SPEED, FIRST_TOKEN)
 SUFFIXES = (".gguf", ".safetensors", ".pt", ".pth")
 
 
@@ -355,9 +356,12 @@ def _judged(candidate: Candidate, advice: Advice) -> Row:
     work, machine = predictions.work_of(state), _machine(advice, options)
     found = predict.predict(work, machine, wish.longest_input, wish.longest_input)
     most = planning.memory_of(largest or plain_largest)
+    flash = Verdict() if largest else _flash(plain_largest, advice)
+    in_ram = largest is not None or (flash.fit is Fit.NO and most.ram <= advice.granted)
     verdicts = {
         CONTEXT: _trained(model, wish),
-        MEMORY: Verdict() if largest else _memory(plain_largest, advice),
+        FLASH: flash,
+        MEMORY: Verdict() if in_ram else _memory(plain_largest, advice),
         SPEED: _speed(work, found, advice, options),
         FIRST_TOKEN: _latency(work, found, advice),
     }
@@ -417,12 +421,18 @@ def _trained(model: Model, wish: Wish) -> Verdict:
     return Verdict(Fit.NO, f"trained for {trained} tokens, {wish.context} are wanted", remedy)
 
 
-def _memory(largest: State, advice: Advice) -> Verdict:
-    """Of a plan that is over the budget, or over the flash of a board that has no system."""
+def _flash(largest: State, advice: Advice) -> Verdict:
+    """Of a plan for a board that has no system: its weights stay there."""
     try:
         firmware.check_flash(planning.memory_of(largest), advice.hdf, largest.options.quantization)
     except BudgetError as error:
-        return Verdict(Fit.NO, str(error).partition(": ")[2], "a smaller model")
+        reason, _, remedy = str(error).partition(": ")[2].rpartition("; use ")
+        return Verdict(Fit.NO, reason, remedy)
+    return Verdict()
+
+
+def _memory(largest: State, advice: Advice) -> Verdict:
+    """Of a plan that is over the budget."""
     granted, most = advice.granted, planning.memory_of(largest).ram
     reason = f"takes {math.ceil(most / MIB)} MiB of the {granted // MIB} MiB granted"
     told = planning.remedies(largest)

@@ -73,7 +73,11 @@ MOST: Mapping[str, tuple[tuple[str, Most], ...]] = {
         ("dotprod", Most(4 * 16, 4 * 4)),
         ("", Most(2 * 8, 2 * 4)),  # up to Cortex-A73
     ),
-    "arm": (("", Most(2 * 8, 2 * 4)),),
+    "arm": (
+        ("mve", Most(8, 4)),  # Helium of Cortex-M55: half a vector a cycle
+        ("neon", Most(2 * 8, 2 * 4)),
+        ("", Most(2, 2)),  # Cortex-M7: a pair of 16 bits in one multiplier
+    ),
     "riscv64": (("v", Most(2 * 64, 2 * 16)), ("", Most(2, 2))),
     "x86_64": (
         ("avx512f", Most(2 * 64, 2 * 16)),

@@ -263,7 +263,8 @@ def _cores(
         core = CORES.get((hdf.target.arch, cluster.uarch or ""))
         clock = _clock(cluster, mode)
         if core is None or clock is None or cluster.cores is None:
-            whose = f"{cluster.uarch or 'the cores'} of {hdf.id}"
+            kind = cluster.uarch or "the cores"
+            whose = kind if kind == hdf.id else f"{kind} of {hdf.id}"
             missing = f"products of {whose} were not counted" if core is None else (
                 f"the clock of {whose} is not in its description"
             )  # fmt: skip

@@ -234,8 +234,16 @@ def changed(folder: Path, base: str, text: str) -> str:
             '[[power_mode]]\nid = "fixed"\nmem_peak_gbps = 44.0\n',
             "more than 10 %",
         ),
-        ("rk3588-8gb", "[memory]\nsize_mib = 16384\nvisible_mib = 14336\n", "is not the 8192 of the name rk3588-8gb"),
-        ("meter-256mb", "[memory]\nsize_mib = 512\nvisible_mib = 448\n", "is not the 256 of the name"),
+        (
+            "rk3588-8gb",
+            "[memory]\nsize_mib = 16384\nvisible_mib = 14336\n",
+            "is not the 8192 of the name rk3588-8gb",
+        ),
+        (
+            "meter-256mb",
+            "[memory]\nsize_mib = 512\nvisible_mib = 448\n",
+            "is not the 256 of the name",
+        ),
         ("raspberry-pi-4", '[target]\nfeatures = ["dotprod"]\n', "cortex-a72 has no dotprod"),
         ("starfive-jh7110", '[target]\nfeatures = ["v"]\n', "sifive-u74 has no v"),
         ("intel-n100", '[target]\nfeatures = ["avx512f"]\n', "gracemont has no avx512f"),
