@@ -89,7 +89,7 @@ bench-demo:
 engine:
 	@$(BIN)/python -m gemmake.cli engine --output build/engine $(ENGINE)
 
-# Of make test's tests those that compile for other machines: glibc, musl, WebAssembly.
+# Tests that compile for other machines: glibc, musl (three of four here only), WebAssembly.
 cross:
 	@$(BIN)/python -m pytest -m cross -n 2 --dist worksteal
 
