@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import frames
 from daemon import Daemon
 
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
@@ -60,13 +61,13 @@ class Played:
         return TIMES
 
     def _send(self, event: dict[str, Any]) -> None:
-        body = json.dumps(event).encode()
-        self._socket.sendall(len(body).to_bytes(4, "little") + body)
+        self._socket.sendall(frames.pack(event))
 
     def _converse(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._socket.makefile("rb") as stream:
-            while head := stream.read(4):
-                asked = json.loads(stream.read(int.from_bytes(head, "little")))
+        ended = contextlib.suppress(OSError, ValueError, EOFError)
+        with ended, self._socket.makefile("rb") as stream:
+            while True:
+                asked = frames.read(stream)
                 self.asked.append(asked)
                 self._send({**self.replies[asked["op"]](asked), "id": asked.get("id", 0)})
 

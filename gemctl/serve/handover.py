@@ -23,10 +23,9 @@ from gemctl.errors import ApiError
 from gemctl.serve import artifact, hooks
 from gemctl.serve.attached import Attached, real
 from gemctl.serve.jobs import Job, reason_of
-from gemctl.serve.models import Models
+from gemctl.serve.models import DISK_AGAIN_S, Models
 from gemctl.serve.phases import Procedure, Tell
 from gemctl.serve.replace import (
-    KEEP_AGAIN_S,
     PROBATION_LOOK_S,
     check,
     check_stored,
@@ -213,7 +212,7 @@ async def _probation(models: Models, program: Attached, trial: Trial) -> None:
         judged = False
         while not judged and not program.channel.closed.is_set():
             judged = await _judged(models, program, trial, fault)
-            await asyncio.sleep(0 if judged else KEEP_AGAIN_S)
+            await asyncio.sleep(0 if judged else DISK_AGAIN_S)
         if not judged:
             text = f"{program.name} ended before its end; hand the version over again"
             models.hub.publish("probation.failed", model=program.name, text=text)

@@ -35,7 +35,7 @@ from gemctl.store.store import Store, Versions, check_name
 
 __all__ = ["Model", "Models", "Pace"]
 OVERTIME_S = 10.0  # an engine that has not ended so long after a deadline never will
-BAD_AGAIN_S = 2.0  # until a disk that did not take that a version is bad is asked again
+DISK_AGAIN_S = 2.0  # until a disk that took no mark of a version is asked again
 RETRIES = 1  # of a request whose worker ended under it
 R = TypeVar("R")
 
@@ -134,7 +134,7 @@ class Models:
 
     async def _mark_later(self, name: str, digest: str, why: str, then: Callable[[], None]) -> None:
         while True:
-            await asyncio.sleep(BAD_AGAIN_S)
+            await asyncio.sleep(DISK_AGAIN_S)
             if digest not in {bad for bad, _ in self.stored(name).bad}:
                 return  # forgiven, or removed, meanwhile
             with contextlib.suppress(ApiError):

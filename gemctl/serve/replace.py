@@ -29,7 +29,7 @@ from gemctl.core import policy
 from gemctl.errors import ApiError, of_system
 from gemctl.serve import artifact, candidate, hooks
 from gemctl.serve.jobs import Job, reason_of
-from gemctl.serve.models import Models
+from gemctl.serve.models import DISK_AGAIN_S, Models
 from gemctl.serve.phases import Procedure, Tell
 from gemctl.serve.slot import OTHER_LAYOUT, Model, Slot, found_bad, other_layout
 from gemctl.store.copying import digest_of, source_of
@@ -37,7 +37,6 @@ from gemctl.store.state import begin_trial, end_trial, with_model
 from gemctl.store.store import Staged
 
 PROBATION_LOOK_S = 0.2
-KEEP_AGAIN_S = 2.0  # until a disk that took nothing is asked again to keep what has passed
 GAP_MOST_S = 2.0  # for the first token behind the flip of who waits for one
 
 
@@ -564,7 +563,7 @@ async def _probation(r: Replacement, slot: Slot) -> None:
     model = r.model
     try:
         while not await _judged(r, slot):
-            await asyncio.sleep(KEEP_AGAIN_S)
+            await asyncio.sleep(DISK_AGAIN_S)
     except ApiError as error:
         r.models.hub.publish("probation.failed", model=model.name, text=error.message)
     finally:

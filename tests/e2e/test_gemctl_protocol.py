@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import frames
 from candidates import digest_of, inflated
 from daemon import ROOT, Daemon, settled
 
@@ -131,7 +132,7 @@ FRAME = re.compile(r"`(\{[^`]*\}|[a-z]+)`")
 ENDS = {"replaced": {"tests", "open_ms", "test_ms", "warmup_ms", "flip_ms"}}  # named in words there
 
 
-def frames() -> list[tuple[dict[str, Any], list[Any]]]:
+def rows() -> list[tuple[dict[str, Any], list[Any]]]:
     """What is sent, and the events that its answer shows: whole ones, or their names."""
     found = []
     for row in re.findall(r'^\| (`\{"op":.*) \|$', PAGE, re.M):
@@ -158,13 +159,10 @@ class Engine:
         self._stream = self._sock.makefile("rb")
 
     def send(self, frame: dict[str, Any]) -> None:
-        body = json.dumps(frame).encode()
-        self._sock.sendall(len(body).to_bytes(4, "little") + body)
+        self._sock.sendall(frames.pack(frame))
 
     def read(self) -> dict[str, Any]:
-        size = int.from_bytes(self._stream.read(4), "little")
-        found: dict[str, Any] = json.loads(self._stream.read(size))
-        return found
+        return frames.read(self._stream)
 
     def close(self) -> int:
         """A worker whose daemon is gone ends."""
@@ -189,7 +187,7 @@ def test_frames_of_the_engine(gemrun_cli: Path, versions: tuple[Path, Path]) -> 
     engine = Engine(gemrun_cli, versions[0])
     assert engine.read()["event"] == "ready"
     sent = []
-    for frame, shown in frames():
+    for frame, shown in rows():
         sent.append(frame["op"])
         if frame["op"] == "cancel":  # of an answer that is on its way
             engine.send({"op": "generate", "id": frame["id"], "prompt": "abc", "max_tokens": 60})

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import frames
 import gemrun
 from gemrun import GemRunContext, GemRunHandle, HandleStats, ReplaceTimes, Tokens
 from gemrun.errors import (
@@ -448,13 +449,12 @@ class Peer:
         self.ready = self.hear()
 
     def hear(self) -> dict[str, Any]:
-        event = json.loads(self.stream.read(int.from_bytes(self.stream.read(4), "little")))
+        event = frames.read(self.stream)
         assert isinstance(event, dict)
         return event
 
     def ask(self, **fields: Any) -> dict[str, Any]:
-        data = json.dumps(fields).encode()
-        self.stream.write(len(data).to_bytes(4, "little") + data)
+        self.stream.write(frames.pack(fields))
         self.stream.flush()
         return self.hear()
 
