@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "gr_check.h"
 #include "gr_ctx.h"
+#include "gs_board.h"
 
 #define CPU "/sys/devices/system/cpu/"
 #define MIB ((uint64_t)1 << 20)
@@ -114,6 +115,18 @@ static bool is_named(const doctor_wants *w, const char *names)
     return false;
 }
 
+/* What --target is to be for the board of these names, a line each. */
+static const char *target_of(const char *names)
+{
+    char tree[DOCTOR_FILE + 1] = "";
+    for (size_t i = 0; names[i]; i++) {
+        tree[i] = (char)(names[i] == '\n' ? 0 : names[i]);
+        tree[i + 2] = 0;
+    }
+    const char *known = gs_board_of(tree);
+    return known ? known : "FILE.toml (gemmake hdf probe drafts one)";
+}
+
 static void check_board(doctor *d)
 {
     char names[DOCTOR_FILE], model[DOCTOR_WORD];
@@ -133,8 +146,8 @@ static void check_board(doctor *d)
     } else if (is_named(w, names)) {
         say(d, LEVEL_OK, "board", "%s, which the artifact was made for", model);
     } else {
-        say(d, LEVEL_BAD, "board", "%s (%.*s), and the artifact was made for %s; compile it for "
-            "this board with gemmake --target", model, first, names, w->compatible[0]);
+        say(d, LEVEL_BAD, "board", "%s (%.*s), and the artifact was made for %s; compile it "
+            "with gemmake --target %s", model, first, names, w->compatible[0], target_of(names));
     }
 }
 
@@ -185,13 +198,17 @@ static void check_cores(doctor *d)
 {
     char online[DOCTOR_FILE], present[DOCTOR_FILE];
     uint32_t on = 0, all = 0, wanted = d->wants.cores, threads = d->wants.threads;
-    if (!text_of(d, CPU "online", online, sizeof online)) {
+    uint64_t up = 0, there = 0;
+    if (!text_of(d, CPU "online", online, sizeof online) || !doctor_cores(online, &up, &on) ||
+        on == 0) {
         say(d, LEVEL_UNKNOWN, "cores", "the system does not tell which are online");
         return;
     }
-    uint64_t up = doctor_cores(online, &on);
-    uint64_t off = text_of(d, CPU "present", present, sizeof present)
-                       ? doctor_cores(present, &all) & ~up : 0;
+    if (!text_of(d, CPU "present", present, sizeof present) ||
+        !doctor_cores(present, &there, &all)) {
+        there = all = 0;
+    }
+    uint64_t off = there & ~up;
     all = all < on ? on : all;
     unsigned first = off ? (unsigned)__builtin_ctzll(off) : 0;
     if (on < all && (wanted == 0 || on < wanted)) {
@@ -210,14 +227,24 @@ static void check_isolated(doctor *d)
 {
     char list[DOCTOR_FILE], online[DOCTOR_FILE];
     uint32_t apart = 0, on = 0, threads = d->wants.threads;
-    if (!text_of(d, CPU "isolated", list, sizeof list)) {
+    uint64_t mask = 0, up = 0;
+    if (!text_of(d, CPU "isolated", list, sizeof list) || !doctor_cores(list, &mask, &apart)) {
         say(d, LEVEL_UNKNOWN, "isolated", "the system does not tell which cores are isolated");
         return;
     }
-    uint64_t mask = doctor_cores(list, &apart);
-    uint64_t up = text_of(d, CPU "online", online, sizeof online) ? doctor_cores(online, &on) : 0;
-    uint32_t left = on - (uint32_t)__builtin_popcountll(mask & up);
-    if (apart == 0) {
+    if (!text_of(d, CPU "online", online, sizeof online) || !doctor_cores(online, &up, &on) ||
+        on == 0) {
+        up = UINT64_MAX;
+        on = 0;
+    }
+    uint64_t off = mask & ~up;
+    mask &= up;
+    uint32_t left = on - (uint32_t)__builtin_popcountll(mask);
+    if (off) {
+        say(d, LEVEL_WARN, "isolated", "core%s %s, and core %u of them is off: nothing runs there; "
+            "echo 1 > " CPU "cpu%u/online, or take it out of isolcpus", cli_s(apart), list,
+            (unsigned)__builtin_ctzll(off), (unsigned)__builtin_ctzll(off));
+    } else if (apart == 0) {
         say(d, LEVEL_OK, "isolated", "none; where tokens must come steadily beside other programs, "
             "isolcpus=N on the kernel's command line and --affinity keep cores for the engine");
     } else if (on > 0 && left < threads) {
@@ -540,6 +567,7 @@ static bool is_throttled(const doctor *d)
 }
 
 typedef struct zone { /* the one that is nearest to its trip, else the hottest */
+    uint32_t seen, read; /* zones that are there, and of them those that give a temperature */
     double celsius, passive, key;
     char name[DOCTOR_WORD];
 } zone;
@@ -547,13 +575,18 @@ typedef struct zone { /* the one that is nearest to its trip, else the hottest *
 static zone nearest_zone(const doctor *d)
 {
     static const char folder[] = "/sys/class/thermal/thermal_zone";
-    zone found = {.celsius = -1000, .key = 2000};
+    zone found = {.key = 2000};
     for (uint32_t i = 0; i < ZONES; i++) {
-        uint64_t milli; /* below zero it is no number, and no worry */
-        if (!number_at(d, folder, i, "temp", &milli) || milli > 150000) {
+        char path[DOCTOR_PATH], kind[DOCTOR_WORD];
+        double celsius;
+        snprintf(path, sizeof path, "%s%u/temp", folder, i);
+        bool read = doctor_celsius(d->root, path, &celsius);
+        found.seen += read || text_at(d, folder, i, "type", kind, sizeof kind);
+        found.read += read;
+        if (!read) {
             continue;
         }
-        double celsius = 1e-3 * (double)milli, trip = passive_of(d, i);
+        double trip = passive_of(d, i);
         trip = trip > 0 ? trip : d->wants.passive_c;
         double key = (trip > 0 ? trip : 1000) - celsius;
         if (key < found.key) {
@@ -571,8 +604,11 @@ static void check_temperature(doctor *d)
     const zone z = nearest_zone(d);
     double hottest = z.celsius, passive = z.passive, threshold = d->wants.threshold_c;
     const char *name = z.name;
-    if (hottest < 0) {
+    if (z.seen == 0) {
         say(d, LEVEL_UNKNOWN, "temperature", "no thermal zone; gemctl takes sensors of others");
+    } else if (z.read == 0) {
+        say(d, LEVEL_UNKNOWN, "temperature", "%u thermal zone%s, and none gives a temperature; "
+            "gemctl takes sensors of others", z.seen, cli_s(z.seen));
     } else if (passive > 0 && hottest >= passive) {
         say(d, LEVEL_BAD, "temperature", "%s has %.1f C, and from %.0f C on the system slows down; "
             "mend the cooling", name, hottest, passive);

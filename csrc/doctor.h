@@ -38,7 +38,10 @@ bool doctor_read_artifact(const char *path, doctor_wants *out);
 bool doctor_read(const char *root, const char *file, char *out, size_t capacity);
 /* A whole number at the beginning of a file. */
 bool doctor_number(const char *root, const char *file, uint64_t *out);
-/* A list of cores such as "0-3,5" as a mask of the first 64, and how many it names. */
-uint64_t doctor_cores(const char *list, uint32_t *count);
+/* A temperature in thousandths of a degree, -100 to 150 C: what is beyond is no sensor's. */
+bool doctor_celsius(const char *root, const char *file, double *out);
+/* A list of cores such as "0-3,5" as a mask of the first 64, and how many it names; an empty one
+ * names none. False: it is no such list. */
+bool doctor_cores(const char *list, uint64_t *mask, uint32_t *count);
 
 #endif

@@ -15,6 +15,8 @@
 #include "gs_section.h"
 #include "gs_stream.h"
 
+enum { CORES_MOST = 4096 };
+
 /* ---- files ---- */
 
 bool doctor_read(const char *root, const char *file, char *out, size_t capacity)
@@ -58,23 +60,38 @@ bool doctor_number(const char *root, const char *file, uint64_t *out)
     return *end == 0 || isspace((unsigned char)*end);
 }
 
-uint64_t doctor_cores(const char *list, uint32_t *count)
+bool doctor_celsius(const char *root, const char *file, double *out)
 {
-    uint64_t mask = 0;
+    char text[DOCTOR_WORD], *end;
+    if (!doctor_read(root, file, text, sizeof text)) {
+        return false;
+    }
+    long milli = strtol(text, &end, 10);
+    *out = 1e-3 * (double)milli;
+    return end != text && *end == 0 && milli >= -100000 && milli <= 150000;
+}
+
+bool doctor_cores(const char *list, uint64_t *mask, uint32_t *count)
+{
+    const char *p = list;
+    *mask = 0;
     *count = 0;
-    for (const char *p = list; isdigit((unsigned char)*p);) {
+    while (isdigit((unsigned char)*p)) {
         char *end;
         unsigned long first = strtoul(p, &end, 10), last = first;
         if (*end == '-' && isdigit((unsigned char)end[1])) {
             last = strtoul(end + 1, &end, 10);
         }
-        for (unsigned long i = first; i <= last && i < 4096; i++) {
-            mask |= i < 64 ? (uint64_t)1 << i : 0;
+        if (last < first || last >= CORES_MOST) {
+            return false;
+        }
+        for (unsigned long i = first; i <= last; i++) {
+            *mask |= i < 64 ? (uint64_t)1 << i : 0;
             ++*count;
         }
-        p = *end == ',' ? end + 1 : end;
+        p = *end == ',' && isdigit((unsigned char)end[1]) ? end + 1 : end;
     }
-    return mask;
+    return *p == 0;
 }
 
 /* ---- the artifact ---- */

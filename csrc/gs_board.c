@@ -9,6 +9,7 @@
 
 #include "gr_check.h"
 #include "gr_ctx.h"
+#include "gs_board.h"
 #include "gs_boards.h"
 #include "gs_handle.h"
 #include "gs_json.h"
@@ -54,6 +55,12 @@ static size_t known_board(const char *tree)
             if (strcmp(name, gs_boards[i].compatible) == 0)
                 return i;
     return BOARDS;
+}
+
+const char *gs_board_of(const char *tree)
+{
+    size_t known = known_board(tree);
+    return known < BOARDS ? gs_boards[known].id : NULL;
 }
 
 /* ---- the artifact ---- */

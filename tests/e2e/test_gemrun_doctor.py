@@ -179,6 +179,47 @@ def test_isolated_cores_name_their_mask(gemrun_cli: Path, tree: sysfs.Sysfs) -> 
     tree.put(f"{CPU}/isolated", "4-5")
     found = lines(gemrun_cli, tree)["isolated"]
     assert found == ("ok", "cores 4-5: only --affinity 0x30 uses them")
+    tree.put(f"{CPU}/online", "0-4")
+    level, text = lines(gemrun_cli, tree)["isolated"]
+    assert (level, text[:46]) == ("warn", "cores 4-5, and core 5 of them is off: nothing ")
+    tree.put(f"{CPU}/isolated", "5")
+    assert lines(gemrun_cli, tree)["isolated"][1].startswith("core 5, and core 5 of them is off")
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-0", "0-3,", "0-3 5", "0-99999", "-1"])
+def test_lists_of_cores_that_are_none(gemrun_cli: Path, tree: sysfs.Sysfs, text: str) -> None:
+    for name in ("online", "isolated"):
+        tree.put(f"{CPU}/{name}", text)
+    found = lines(gemrun_cli, tree)
+    assert found["cores"] == ("unknown", "the system does not tell which are online")
+    assert found["isolated"][0] == ("unknown" if text else "ok")
+
+
+def test_another_board_names_its_target(
+    gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path
+) -> None:
+    for names, target in (
+        ("raspberrypi,5-model-b\0brcm,bcm2712\0", "raspberry-pi-5"),
+        ("seeed,reterminal\0raspberrypi,4-model-b\0", "raspberry-pi-4"),
+        ("acme,board\0", "FILE.toml (gemmake hdf probe drafts one)"),
+    ):
+        tree.put("proc/device-tree/compatible", names)
+        level, text = lines(gemrun_cli, tree, artifact, code=1)["board"]
+        assert level == "bad"
+        assert text.endswith(f"; compile it with gemmake --target {target}")
+
+
+def test_zones_without_a_temperature(gemrun_cli: Path, tmp_path: Path) -> None:
+    tree = sysfs.Sysfs(tmp_path / "board")
+    zone = "sys/class/thermal/thermal_zone"
+    for number, text in ((0, "hot"), (1, "999999999"), (2, "")):
+        tree.put(f"{zone}{number}/type", "cpu-thermal")
+        tree.put(f"{zone}{number}/temp", text)
+    level, told = lines(gemrun_cli, tree)["temperature"]
+    assert (level, told[:50]) == ("unknown", "3 thermal zones, and none gives a temperature; gem")
+    tree.put(f"{zone}3/type", "outdoors")
+    tree.put(f"{zone}3/temp", "-12500")
+    assert lines(gemrun_cli, tree)["temperature"] == ("ok", "outdoors has -12.5 C")
 
 
 def test_what_is_bad(gemrun_cli: Path, tree: sysfs.Sysfs, artifact: Path, tmp_path: Path) -> None:
